@@ -28,7 +28,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Callable[..., Path]:
-    """Return a maker of plugin files: the good one, with some texts replaced and others appended."""
+    """Return a function that writes the good plugin file, with some texts replaced and others appended."""
 
     def make(name: str = "mine.py", more: str = "", **replaced: str) -> Path:
         text = GOOD
@@ -45,9 +45,9 @@ def plugin(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Registry]]:
-    """Return what installs one-file modules with entry points, and gives a registry that sees them.
+    """Return a function that installs one-file modules with entry points, and returns a registry with them.
 
-    A module's name begins with stranger, so that it is forgotten afterwards.
+    Modules whose names begin with stranger are removed afterwards.
     """
 
     def install(entries: dict[str, str], *, name: str = "stranger", last: bool = False, **modules: str) -> Registry:
@@ -62,7 +62,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 def ask(program: str) -> Any:
-    """Return what the program leaves in `answer`, run in a Python of its own."""
+    """Run a program in another Python process, and return its variable `answer`."""
     code = f"""
 import json, sys
 from sparsebench.plugin.registry import Registry
@@ -76,7 +76,7 @@ print(json.dumps(answer))
 
 
 def test_asking_for_one_strategy_imports_no_other_and_listing_imports_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text(GOOD)  # named as a module that others import
+    (tmp_path / "json.py").write_text(GOOD)  # the name of a module that others import
     program = f"""
 r.strategy('noise')
 answer = [sorted(m for m in sys.modules if 'sparsebench_plugins.' in m)]
@@ -204,7 +204,7 @@ Installed = Callable[..., Registry]
 
 @pytest.mark.parametrize(("name", "version"), [("stranger", "1.5"), ("", "")])
 def test_an_installed_plugin_is_found_under_any_entry_point(installed: Installed, name: str, version: str) -> None:
-    """A distribution without a name is none the worse."""
+    """A distribution without a name works too."""
     found = installed({"bundle": "stranger_norm"}, name=name, stranger_norm=GOOD).strategy("norm")
     assert (found.cls.name, found.origin.plugin) == ("norm", "bundle")
     assert (found.origin.distribution, found.origin.version) == (name, version)

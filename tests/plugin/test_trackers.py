@@ -1,4 +1,4 @@
-"""Records as TensorBoard event files and as MLflow runs: what is written is read back."""
+"""Records written as TensorBoard event files and as MLflow runs are read back."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from sparsebench.plugin.observer import Observer
 from sparsebench.plugin.trackers import MLflow, TensorBoard, key
 from sparsebench.records.record import Record
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
 Make = Callable[..., Record]
 
 
 class Found(NamedTuple):
-    """One run as its library reads it: parameters, last values of metrics, a series by its steps, and a failure."""
+    """One run, read by its library: parameters, last values of metrics, a series by steps, and a failure."""
 
     name: str
     parameters: dict[str, Any]
@@ -67,11 +67,11 @@ def from_mlflow(folder: Path) -> list[Found]:
 def tracker(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[type[Any], str, Callable[[Path], list[Found]], Callable[[Any], Any]]:
-    """Return an observer, its parameter of a folder, what reads that, and how a parameter's value is read back."""
+    """Return an observer, its folder parameter, a function that reads the folder, and one that converts values."""
     pytest.importorskip(request.param, reason=f"needs the extra: pip install 'sparsebench[{request.param}]'")
     if request.param == "tensorboard":
         return TensorBoard, "dir", from_tensorboard, lambda value: value
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # so that what the observer sets is taken back
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # so that the observer's change is undone
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     return MLflow, "uri", from_mlflow, str
 

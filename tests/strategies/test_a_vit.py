@@ -1,4 +1,4 @@
-"""A-ViT against plain loops in float64, written from its equations: scores, remainders, what is read, the loss."""
+"""A-ViT against plain loops in float64, written from its equations: scores, remainders, read-out, loss."""
 
 import copy
 import math
@@ -26,9 +26,9 @@ def sigmoid(x):
 
 @torch.no_grad()
 def by_hand(network, image, gamma, beta, epsilon):
-    """Return for one image (logits, depths, remainders, scores): of patches 0..N-1 and the class token, float64.
+    """Return (logits, depths, remainders, scores) of one image, for patches 0..N-1 and the class token, in float64.
 
-    A patch that has halted is zero before the next block, and is a key for none but itself.
+    A halted patch is zero before the next block, and a key only for itself.
     """
     model = copy.deepcopy(network.module).double()
     x = model.patch_embed((image[None].double() - 0.5) / 0.5)
@@ -66,7 +66,7 @@ def by_hand(network, image, gamma, beta, epsilon):
 
 
 def loss_by_hand(told, strategy, target):
-    """Return the loss of the images' (depths, remainders, scores)."""
+    """Return the loss for the (depths, remainders, scores) of the images."""
     ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in told])
     sums = [sum(sum(scores[layer]) for *_, scores in told) for layer in range(L)]
     apart = []

@@ -25,7 +25,7 @@ def numbers(seen, b):
 
 
 def check(seen, plan, expected, size_tolerance=0.0):
-    """Compare what the plan makes with `expected(b)`, pairs of token and size."""
+    """Compare the tokens and sizes after the plan with `expected(b)`, pairs of token and size."""
     x, s = merged(plan, seen), sizes_after(plan, seen.sizes)
     for b in range(len(x)):
         rows = expected(b)
@@ -34,7 +34,7 @@ def check(seen, plan, expected, size_tolerance=0.0):
 
 
 def groups(host):
-    """Return the members of each token that is its own host, itself first, in rising order of it."""
+    """Return the members of each token that is its own host, in order of position; the host is the first member."""
     own = [j for j, h in enumerate(host) if h == j]
     return [[j] + [i for i, h in enumerate(host) if h == j and i != j] for j in own]
 
@@ -45,7 +45,7 @@ def means(seen, b, host):
 
 
 def tome_groups(seen, b, r):
-    """Return the members of each group in ToMe's order, the one that stays first: what is left of A, then B."""
+    """Return the members of each group, the remaining token first, in ToMe's order: the rest of A, then B."""
     keys, P = mean_keys(seen, b), seen.prefix_count
     A, B = ([i for i in range(len(keys)) if (P + i) % 2 == odd] for odd in (0, 1))
     best = {i: max(B, key=lambda j: cosine(keys[i], keys[j])) for i in A}

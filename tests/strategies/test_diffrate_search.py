@@ -23,7 +23,7 @@ def probabilities(theta, pace):
 
 
 def in_training(seed=0):
-    """Return a view in training, in float64, of which tokens 2 and 7 of each sample are gone."""
+    """Return a view in training, in float64, in which tokens 2 and 7 of each sample were removed."""
     strategy, rng = DiffRateSearch(pace=2.0), torch.Generator().manual_seed(seed)
     tokens, attention = (torch.randn(2, N, C, generator=rng).double(), torch.rand(2, N, generator=rng).double())
     seen = view(B=2, N=N, tokens=tokens, attention=attention)
@@ -36,9 +36,9 @@ def in_training(seed=0):
 
 
 def by_hand(seen, thetas, pace, at=None):
-    """Return what the mask holds of each sample: keep, values, sizes.
+    """Return the fields of the mask for each sample: keep, values, sizes.
 
-    Masks are 1 or 0 by the counts at `at`, plus what P is more than there: their values and their straight gradients.
+    Masks are 1 or 0 by the counts at `at`, plus the difference of P from P at `at`, for straight-through gradients.
     """
     (P_p, _), (P_m, _) = (probabilities(theta, pace) for theta in thetas)
     (Q_p, p), (Q_m, m) = (probabilities(theta, pace) for theta in (at or thetas))
@@ -155,7 +155,7 @@ def test_the_loss_is_the_weighted_square_and_brings_the_counts_to_the_budget():
     network.module.requires_grad_(False)
     actor = actor_on(network, Budget(macs=0.9), weight=3.0)
     target = actor_on(network, Budget(macs=0.5))
-    actor.planned = target.planned  # as if the counts had begun far from what is asked for
+    actor.planned = target.planned  # as if the initial counts were far from the budget
     weights = [weight for module in actor.learned.values() for weight in module.parameters()]
     optimiser = torch.optim.Adam(weights, lr=0.05)
     asked, off = target.share_of(target.planned), []

@@ -1,4 +1,4 @@
-"""What strategies multiply themselves, against torch's counter of floating-point operations around their plans."""
+"""The own MACs of strategies against torch's counter of floating-point operations around their plans."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from sparsebench.testing.trial import StandIn
 
 
 class Watched(StandIn):
-    """Adds to `found` the MACs an image that the counter sees while a plan is made, and carried out if it is a Mix."""
+    """Adds to `found` the counted MACs per image of each plan, including the application of a Mix."""
 
     def __init__(self, strategy, found):
         super().__init__(strategy)
@@ -35,7 +35,7 @@ class Watched(StandIn):
 
 
 def counted(strategy, network, inputs, rate, **budget):
-    """Return the MACs of its own of each choice that has some, and those that the counter saw."""
+    """Return the own MACs of the choices, and the counted MACs, without zeros."""
     found: list[float] = []
     acting, _ = act(Watched(strategy, found), network, inputs, rate=rate, **budget)
     assert acting.steps == acting.actor.planned
@@ -49,7 +49,7 @@ COUNTED = (
     "patch_merger", "sit", "token_learner:hidden=7", "sinkhorn:epsilon=0.1,iterations=7", "tnt",
 )  # fmt: skip
 FEW_LEAVE = ("tome", "mctf", "diffrate", "ppt", "tps", "sinkhorn")
-"""One of each kind of which also one token of 16 leaves."""
+"""One strategy of each kind, for a budget that removes one of 16 tokens."""
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ FEW_LEAVE = ("tome", "mctf", "diffrate", "ppt", "tps", "sinkhorn")
 def test_own_macs_are_what_the_counter_counts(words, rate, prefix):
     strategy, network = made(words), vit(**prefix)
     for block in network.module.blocks:
-        block.attn.fused_attn = False  # the counter does not see it on a CPU
+        block.attn.fused_attn = False  # the counter does not count it on a CPU
     own, found = counted(strategy, network, images(1), rate)
-    assert own == found and (own or strategy.name == "diffrate")  # which merges half of one token: none
+    assert own == found and (own or strategy.name == "diffrate")  # diffrate merges half of one token, that is none
 
 
 @pytest.mark.theory
@@ -80,7 +80,7 @@ def test_keys_of_theory_models_have_their_own_width(words):
 
 
 def test_distances_cost_a_multiplication_a_channel():
-    """The counter does not know them."""
+    """The counter does not count distances."""
     for words, macs in (
         ("dpc_knn", N * N * 32),
         ("farthest_point", N * N * 32),

@@ -1,4 +1,4 @@
-"""What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
+"""Declarations of published methods: settings that can be typed, published token counts and MACs, names."""
 
 from dataclasses import replace
 from functools import cache
@@ -32,7 +32,7 @@ REGISTRY = Registry()
 
 @cache
 def typed(words: str, model: str = "timm:deit_small_patch16_224"):
-    """Return the strategy and the budget of what a user types after --plugin, with a model."""
+    """Return the strategy and the budget of a value for --plugin, with a model."""
     request = Request(plugins=(words,), tasks=("composite:canvas=224,patch=16",), model=model, n_train=(8,), seeds=1)
     name = words.partition(":")[0]
     (cell,) = [job.cell for job in expand(request, REGISTRY) if job.cell.strategy.name == name]
@@ -47,11 +47,11 @@ def counts_of(words: str) -> dict[int, int]:
 
 
 def gmacs_of(words: str) -> list[float]:
-    """Return the GMACs with the strategy's own products and without: authors count them, or do not."""
+    """Return the GMACs with and without the strategy's own products, because some authors do not count them."""
     strategy, _ = typed(words)
     counts = counts_of(words)
     steps = deit_small().steps(strategy.traits(), tuple(counts), tuple(counts.values()))
-    # Here tokens that leave make no query where attention is not needed to choose them; published networks make all.
+    # Here removed tokens have no query unless the selection needs attention; published networks compute all queries.
     every = [replace(step, early=False) for step in steps]
     return [deit_small().macs(some) / 1e9 for some in (every, [replace(step, own=0.0) for step in every])]
 
@@ -84,7 +84,7 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
     strategy, _ = typed(setting.words)
     assert setting in type(strategy).published
     if setting.gmacs is None or strategy.adaptive:
-        return  # what an adaptive one costs is known when it has seen images
+        return  # the cost of an adaptive strategy is known after calibration on images
     assert setting.network == "DeiT-S"
     assert any(gmacs == pytest.approx(setting.gmacs, rel=0.02) for gmacs in gmacs_of(setting.words))
 

@@ -29,7 +29,7 @@ def make_plan(kind, rng, B, N, M):
 
 
 def by_loops(plan, x, sizes, prefix):
-    """Return what the plan makes of (B, P + N, C), sizes (B, N) and names, those of the first one, token by token."""
+    """Return tokens, sizes and patches after the plan, computed token by token from (B, P + N, C) tokens."""
     out, after, names = [], [], []
     for b in range(x.shape[0]):
         patches, N = x[b, prefix:], sizes.shape[1]

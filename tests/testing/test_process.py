@@ -1,4 +1,4 @@
-"""The checks in a process of their own: what hangs, dies or eats memory is named, and the command lives on."""
+"""The checks in their own process: strategies that hang, crash or need too much memory do not end the command."""
 
 import json
 import subprocess

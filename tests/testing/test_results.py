@@ -1,4 +1,4 @@
-"""`sparsebench check --results`: what is checked of a results folder, what is stored, what its board then says."""
+"""`sparsebench check --results`: the checked strategies of a results folder, the stored reports, and the board."""
 
 import csv
 import shutil
@@ -19,14 +19,14 @@ SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 
 def badges_of(folder):
-    """Return the column `checks` of the board in the folder by strategy; None where there is none."""
+    """Return the column `checks` of the folder's board by strategy; values are None without the column."""
     with (folder / "leaderboard.csv").open(newline="") as file:
         return {row["strategy"]: row.get("checks") for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return where a file of one's own was run, with two values of its parameter, and an installed one."""
+    """Return a folder with the run of a plugin file, with two values of its parameter, and of an installed strategy."""
     root = tmp_path_factory.mktemp("made")
     own = root / "own.py"
     own.write_text((SAMPLES / "good.py").read_text())
@@ -37,14 +37,14 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def folder(made, tmp_path):
-    """Return the folder of that run, beside the file of one's own; a test may change both."""
+    """Return a copy of the run's folder beside the plugin file, which a test may change."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "out"
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Note which checks are asked for, in place of running them in processes; each strategy passes none."""
+    """Record the requested checks instead of running them in processes; reports have no outcomes."""
     calls = []
 
     def check(target, limit, part=None):
