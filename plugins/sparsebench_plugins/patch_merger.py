@@ -14,9 +14,8 @@ class PatchMerger(Strategy):
 
     With X (N, C) and X' = LN(X), the new tokens are the softmax over tokens of Q X'^T, times X', without the factor
     1 / sqrt(C) and without a residual. The initial Q (K, C) is standard normal; Q and LN are trained with the network.
-    K is the token count of the budget, and the new tokens have no positions. The strategy acts before a block; class
-    and register tokens do not change. The paper merges once, after half of the blocks; here tokens are merged at each
-    stage, or in `blocks`. Both products are counted in the MACs.
+    K is the token count of the budget, and the new tokens have no positions. The paper merges once, after half of the
+    blocks; here tokens are merged at each stage, or in `blocks`. Both products are counted in the MACs.
     """
 
     name: ClassVar[str] = "patch_merger"

@@ -23,8 +23,8 @@ class Sinkhorn(Strategy):
     the centres. The new tokens are (K + N) T^T x of the normalised tokens x, so that norms are lost. The initial
     centres are standard normal numbers; they are trained with the network.
 
-    K is the token count of the budget, and the new tokens have no positions. The strategy acts before a block; class
-    and register tokens do not change. The cosines and the sums are counted in the MACs; the iterations only add.
+    K is the token count of the budget, and the new tokens have no positions. The cosines and the sums are counted in
+    the MACs; the iterations only add.
     """
 
     name: ClassVar[str] = "sinkhorn"

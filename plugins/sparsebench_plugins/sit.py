@@ -14,9 +14,8 @@ class SiT(Strategy):
 
     W (N, K) is the softmax over tokens of s MLP(X), and the new tokens are W^T X. The MLP is LN, C to C / 2, GELU,
     C / 2 to K. s is a learned number with the initial value 1; it is trained with the MLP and the network. K is the
-    token count of the budget, and the new tokens have no positions. The strategy acts before a block; class and
-    register tokens do not change. All products are counted in the MACs. The paper's distillation, which reconstructs
-    all tokens from the new ones, is left out.
+    token count of the budget, and the new tokens have no positions. All products are counted in the MACs. The paper's
+    distillation, which reconstructs all tokens from the new ones, is left out.
     """
 
     name: ClassVar[str] = "sit"

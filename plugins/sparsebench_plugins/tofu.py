@@ -12,14 +12,11 @@ from sparsebench import How, Keep, Merge, Place, Plan, Published, Schedule, Site
 class ToFu(Strategy):
     """Drops similar tokens in the least linear blocks, and merges them in more linear blocks (Kim et al.).
 
-    The pairs are those of ToMe (Bolya et al. 2023, Section 3). In the whole sequence, with class and register tokens
-    first, A is the set of tokens at even positions and B the set of tokens at odd positions. Each patch of A is paired
-    with the patch of B whose key is most similar (cosine, mean over heads), and the r most similar pairs are used. The
-    other tokens of A come first, in their order, or most similar first if there are no class and register tokens; then
-    B follows. In the blocks before `merge_from` the tokens of A in the pairs are dropped. In later blocks each group
-    becomes one token (MLERP): its plain mean, times the norm of its longest member, divided by a norm. As released this
-    is the norm of the member in B; in the paper it is the norm of the mean, which is smaller than those of the members
-    if these differ. The mean is not weighted by sizes; later attention is, with `proportional`.
+    The sets A and B, the r pairs and the order of the new tokens are those of `tome` (Bolya et al. 2023, Section 3). In
+    the blocks before `merge_from` the tokens of A in the pairs are dropped. In later blocks each group becomes one
+    token (MLERP): its plain mean, times the norm of its longest member, divided by a norm. As released this is the norm
+    of the member in B; in the paper it is the norm of the mean, which is smaller than those of the members if these
+    differ. The mean is not weighted by sizes; later attention is, with `proportional`.
 
     Tokens are dropped in the first round(`merge_from` depth) blocks, 7 of 12: the only known implementation merges from
     block 7, counted from 0. It is a re-implementation by the authors of PiToMe (Tran et al. 2024), and "released" means

@@ -16,9 +16,8 @@ class TokenLearner(Strategy):
 
     With X (N, C), the weights (N, K) are the softmax over tokens of MLP(LN(X)), whose hidden layer has `hidden` neurons
     with GELU. The K new tokens are the product of the weights and X; they have no positions. The MLP is trained with
-    the network. K is the token count of the budget. The strategy acts before a block; class and register tokens do not
-    change. The paper reduces tokens once, after half of the blocks; here they are reduced at each stage, or in
-    `blocks`. All products are counted in the MACs.
+    the network. K is the token count of the budget. The paper reduces tokens once, after half of the blocks; here they
+    are reduced at each stage, or in `blocks`. All products are counted in the MACs.
     """
 
     name: ClassVar[str] = "token_learner"

@@ -25,7 +25,7 @@ from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
 
 _LIBRARIES = {"sparsebench", "sparsebench_plugins", "sparsebench_dask", "numpy", "torch", "torchvision", "timm"}
-"""Modules that never belong to a plugin, even if its folder has such a file; so is the standard library."""
+"""Modules, besides the standard library, that never belong to a plugin, whatever files its folder has."""
 
 
 CODE = "code-"
@@ -275,7 +275,7 @@ def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
 
 
 FOLDER = "plugins"
-"""The folder of a run's folder that has the sources of strategies that were given as classes."""
+"""The subfolder of a run's folder with the sources of strategies that were given as classes."""
 PLAIN = (int, float, str, bool, bytes, type(None))
 HOOK = """
 

@@ -92,7 +92,7 @@ def leave_in_time(code: int) -> None:
 
     def end() -> None:
         threading.Event().wait(PATIENCE)
-        text = f"WARNING: a thread or exit handler of an observer or a plugin did not end in {PATIENCE:g} s: stopped\n"
+        text = f"WARNING: a thread or exit handler of an observer or a plugin did not end in {PATIENCE:g} s; exiting\n"
         os.write(2, text.encode())
         os._exit(code)
 

@@ -92,17 +92,12 @@ class Published(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """The properties of a strategy that turn a budget into token counts; see `Strategy`.
+    """The properties of a strategy that turn a budget into token counts; the fields not listed are as in `Strategy`.
 
     Attributes:
-        site: where it acts.
-        needs: the fields of the view that it reads.
-        schedule: its default schedule.
-        most: the largest share of the tokens that can be removed in one block.
-        fuses: whether one of the remaining tokens is a combination of the removed tokens.
+        needs: the fields of the view that the strategy and its disposal read.
         own_macs: its own MACs at a block, including those of its disposal.
         scaled: blocks in which only one token is fused, so that the token count stays the same.
-        first: the share of the blocks before the first removal, for schedules that remove tokens in every block.
         rests: whether tokens that skip a block are present again after it, see `Rest`. A count then holds in each block
             until the next count, as it does if tokens are removed.
     """

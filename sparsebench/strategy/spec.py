@@ -89,7 +89,7 @@ def words_of(params: Mapping[str, Any]) -> str:
         text = "+".join(map(str, value)) if isinstance(value, list | tuple) else value
         text = text if isinstance(text, str) else json.dumps(text)
         if isinstance(value, dict) or any(mark in text for mark in ",="):
-            raise UserError(f"parameter '{name}' cannot be typed", got=value, allowed="numbers, words and tuples")
+            raise UserError(f"parameter '{name}' cannot be text", got=value, allowed="numbers, words and tuples")
         words.append(f"{name}={text}")
     return f":{','.join(words)}" if words else ""
 

@@ -87,7 +87,7 @@ def with_prefix(index: Tensor, prefix: int) -> Tensor:
 
 
 def values_at(mask: Tensor, index: Tensor) -> Tensor:
-    """Return the values of a (B, N) mask at index (B, M); 0 where index is -1, for no single patch."""
+    """Return the values of a (B, N) mask at index (B, M); 0 where index is -1."""
     return mask.gather(1, index.clamp(min=0)) * (index >= 0)
 
 

@@ -99,8 +99,6 @@ class TokenView:
 
     def __getattr__(self, name: str) -> Any:
         """Compute a field when it is first read; the error for a missing or undeclared field says what is allowed."""
-        if name.startswith("_"):
-            raise AttributeError(name)
         if name not in NEEDS:
             attributes = {field for field in dir(self) if not field.startswith("_")}
             raise AttributeError(str(unknown("field of the view", name, NEEDS | attributes)))
