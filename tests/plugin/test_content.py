@@ -68,10 +68,10 @@ def test_a_hash_covers_what_a_file_imports_from_its_folder_and_what_that_imports
     (path.parent / "unused.py").write_text("z = 2")
     assert file_revision(path) == before
     for name in ("near.py", "pack/core.py"):
-        held = (path.parent / name).read_text()
-        (path.parent / name).write_text(held + "\nz = 2")
+        source = (path.parent / name).read_text()
+        (path.parent / name).write_text(source + "\nz = 2")
         assert file_revision(path) != before
-        (path.parent / name).write_text(held)
+        (path.parent / name).write_text(source)
     (path.parent / "pack/weights.bin").write_bytes(b"1")
     assert file_revision(path) != before
     (path.parent / "pack/weights.bin").unlink()

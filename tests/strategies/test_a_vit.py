@@ -65,10 +65,10 @@ def by_hand(network, image, gamma, beta, epsilon):
     return model.head(model.norm(read[None]))[0].numpy(), depth, remainder, scores
 
 
-def loss_by_hand(told, strategy, target):
+def loss_by_hand(results, strategy, target):
     """Return the loss for the (depths, remainders, scores) of the images."""
-    ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in told])
-    sums = [sum(sum(scores[layer]) for *_, scores in told) for layer in range(L)]
+    ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in results])
+    sums = [sum(sum(scores[layer]) for *_, scores in results) for layer in range(L)]
     apart = []
     for layer in range(1, L + 1):
         prior = math.exp(-((layer - target) ** 2) / 2) / math.sqrt(2 * math.pi)
@@ -97,8 +97,8 @@ def test_halting_read_out_and_loss_are_those_of_plain_loops(gamma, beta, epsilon
     assert acting.index.shape == (B, N) and not acting.ragged
     scores = torch.stack(list(acting.memory["scores"].values()), dim=1)
     np.testing.assert_allclose(scores, [scores for *_, scores in hand], atol=1e-5)
-    told = [(depth, rest, scores) for _, depth, rest, scores in hand]
-    assert float(acting.loss()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-5)
+    results = [(depth, rest, scores) for _, depth, rest, scores in hand]
+    assert float(acting.loss()) == pytest.approx(loss_by_hand(results, strategy, 2.5), abs=1e-5)
 
 
 def loss_of(target, network, **budget):

@@ -17,8 +17,8 @@ from sparsebench.training.steps import Samples
 
 def shares(attention, values):
     """Return S_j = a_j ||v_j|| / sum_i a_i ||v_i|| of one sample, for values (H, N, d)."""
-    given = [a * math.sqrt(sum(float(v) ** 2 for v in values[:, j].flatten())) for j, a in enumerate(attention)]
-    return [g / sum(given) for g in given]
+    contributions = [a * math.sqrt(sum(float(v) ** 2 for v in values[:, j].flatten())) for j, a in enumerate(attention)]
+    return [g / sum(contributions) for g in contributions]
 
 
 def taken(S, M, ascending, points, left=0):

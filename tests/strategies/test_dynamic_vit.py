@@ -101,7 +101,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
     assert alone == pytest.approx(2 * ratio)
     apart = 0.0
     for b in range(B):
-        p, q = (told.logits[b].softmax(0).tolist() for told in (student, teacher))
+        p, q = (outputs.logits[b].softmax(0).tolist() for outputs in (student, teacher))
         p, q = (q, p) if divergence == "released" else (p, q)
         apart += sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)) / B
     away = sum(

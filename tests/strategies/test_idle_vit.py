@@ -31,8 +31,8 @@ def by_hand(network, image, counts, prefix, rows):
     x = list(model._pos_embed(model.patch_embed((image[None].double() - 0.5) / 0.5))[0])
     scores, chosen = [None] * N, []
     for number, block in enumerate(model.blocks):
-        held = [count for at, count in counts.items() if at <= number]
-        active = range(N) if not held else sorted(sorted(range(N), key=lambda i: (-scores[i], i))[: held[-1]])
+        reached = [count for at, count in counts.items() if at <= number]
+        active = range(N) if not reached else sorted(sorted(range(N), key=lambda i: (-scores[i], i))[: reached[-1]])
         chosen.append(list(active))
         places = [*range(prefix), *(prefix + i for i in active)]
         new, A = attended(block, torch.stack([x[place] for place in places]))

@@ -125,14 +125,14 @@ def test_it_acts_on_the_theory_models(model, task):
 
 def asked(decide, network, inputs, scripted, training=False):
     """Return the result of `decide` for the view in the middle of a pass through the network."""
-    found = []
+    results = []
 
     def plan(view, keep):
-        found.append(decide(view))
+        results.append(decide(view))
         return Keep(torch.arange(keep).expand(len(view.index), keep))
 
     network(inputs, begin(scripted(plan, needs=("tokens", "outputs")), network, len(inputs), training))
-    return found[0]
+    return results[0]
 
 
 @pytest.mark.parametrize("make", DEEP.values(), ids=DEEP)

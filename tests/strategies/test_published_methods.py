@@ -102,7 +102,7 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
     ],
 )
 def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words, says):
-    given = ["--task", "composite:canvas=224,patch=16", "--model", "timm:deit_small_patch16_224", "--n-train", "8"]
-    done = CliRunner().invoke(main, ["run", "--plugin", words, *given, "--out", str(tmp_path / "out"), "--dry-run"])
+    options = ["--task", "composite:canvas=224,patch=16", "--model", "timm:deit_small_patch16_224", "--n-train", "8"]
+    done = CliRunner().invoke(main, ["run", "--plugin", words, *options, "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -40,8 +40,8 @@ def value_norm(s, b, j, P):
 
 
 def ats(s, b, j, P, classless=False):
-    given = [class_attention(s, b, i, P, classless) * value_norm(s, b, i, P) for i in range(N)]
-    return given[j] / sum(given)
+    contributions = [class_attention(s, b, i, P, classless) * value_norm(s, b, i, P) for i in range(N)]
+    return contributions[j] / sum(contributions)
 
 
 def feature_norm(s, b, j, P):

@@ -23,7 +23,7 @@ from sparsebench.training.steps import Autograd, Samples
 def report_of(strategy, *names):
     """Return the report of the named checks, run in this process."""
     report = checks.blank(strategy, Origin(plugin="test"))
-    report = report.model_copy(update={"outcomes": tuple(one for one in report.outcomes if one.check in names)})
+    report = report.model_copy(update={"outcomes": tuple(o for o in report.outcomes if o.check in names)})
     return report.model_copy(update={"outcomes": tuple(checks.outcomes(strategy, report))})
 
 
@@ -49,8 +49,8 @@ def caller(kind):
     """Return a local variable of this class in a calling function."""
     frame = sys._getframe()
     while frame:
-        if held := [value for value in frame.f_locals.values() if isinstance(value, kind)]:
-            return held[0]
+        if values := [value for value in frame.f_locals.values() if isinstance(value, kind)]:
+            return values[0]
         frame = frame.f_back
     return None
 
