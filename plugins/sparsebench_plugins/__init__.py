@@ -1,1 +1,1 @@
-"""The strategies that come with sparsebench, each in a file of its own, found through entry points like any other."""
+"""The strategies that come with sparsebench, one file each, found by entry points like those of any plugin."""

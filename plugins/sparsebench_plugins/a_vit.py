@@ -1,4 +1,4 @@
-"""Each token gathers halting scores, one a layer, and is gone when it has enough of them."""
+"""A token gathers halting scores, one per layer, and is removed when their sum reaches one."""
 
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 class AViT(Strategy):
     """Halts a token when its halting scores add up to one, so the depth of a token depends on the image.
 
-    Yin et al. (2022): after layer l token k has the score h_k^l = sigmoid(gamma X_k^l[0] + beta), made of the first
-    channel of its embedding, and 1 after the last layer. It halts at the first l* at which the sum of its scores
-    reaches 1 - epsilon, with the remainder R_k = 1 - sum_{l < l*} h_k^l, and is then gone from the attention of all
-    others. In training it stays in the network as a zero, so that it still has scores; in the test it is removed. The
-    head reads sum_{l < l*} h^l X^l + R X^{l*} of the class token; so it needs one that the head reads. It cannot act on
-    the theory models.
+    Yin et al. (2022): after layer l token k has the score h_k^l = sigmoid(gamma X_k^l[0] + beta), from the first
+    channel of its embedding; after the last layer the score is 1. The token halts at the first layer l* at which the
+    sum of its scores reaches 1 - epsilon. Its remainder is R_k = 1 - sum_{l < l*} h_k^l. Other tokens no longer attend
+    to a halted token. In training it stays in the network as zeros, so that it still has scores; in the test it is
+    removed. The head reads sum_{l < l*} h^l X^l + R X^{l*} of the class token, so the head must read a class token. The
+    strategy cannot act on the theory models.
 
-    Added to the loss: `ponder` times l* + R_k, mean over tokens and images, the class token among the tokens; and
-    `distribution` times mean_l p_l (log p_l - log H_l). p_l is the normal density of mean `target` and variance 1 at
-    layer l, not divided by its sum. H_l is the mean of sigmoid(gamma X_k^l[0] + beta) over all tokens, halted or not,
-    and images of the batch (of each part, where a batch is cut), in the last layer as in any, divided by the sum over
-    the layers and clamped to [.01, .99]. The default target is the published one, layer 9 of 12: 3/4 of the depth.
-    "budget" is the number of blocks that a token goes through in the mean when the budget's counts are kept, so that
-    tokens that halt there spend it. Either way how much is spent is learned, and need not be what was asked for: the
-    record says what it was.
+    Two terms are added to the loss. The first is `ponder` times the mean of l* + R_k over images and tokens, including
+    the class token. The second is `distribution` times mean_l p_l (log p_l - log H_l). p_l is the density at l of the
+    normal distribution with mean `target` and variance 1, not divided by its sum over layers. H_l is the mean of
+    sigmoid(gamma X_k^l[0] + beta) over all tokens, halted or not, and all images of the batch (of each part, if a batch
+    is split), also in the last layer; it is divided by its sum over layers and clamped to [.01, .99]. The default
+    target is the published one, layer 9 of 12: 3/4 of the depth. "budget" is the mean number of blocks that a token
+    goes through with the budget's token counts, so that tokens that halt there meet the budget. In both cases the cost
+    is learned and may differ from the budget; the record has the realised cost.
 
-    `beta` is -ln(L - 1) unless it is given, for a network of L layers: then h = 1 / L where the first channel is 0, the
-    largest beta with which a token whose channel stays there goes through all layers. A network that begins with random
-    weights has its first channel about 0, off by .3 to .7 (measured), so that some tokens halt early from the start,
-    some never, and many have a gradient. The published values, -30 for DeiT-Ti and -75 for DeiT-S, go with the first
-    channel of those pretrained networks: where it is about 0 they halt nothing, and have no gradient to learn it.
-    Blocks after that in which the class token of all images halts learn nothing from the labels.
+    By default `beta` is -ln(L - 1) for a network of L layers. Then h = 1 / L if the first channel is 0. This is the
+    largest beta with which a token whose first channel stays 0 goes through all layers. In a network with random
+    initial weights the first channel is 0 with a spread of .3 to .7 (measured): from the start some tokens halt early,
+    some never halt, and many have a gradient. The published values, -30 for DeiT-Ti and -75 for DeiT-S, fit the first
+    channel of these pretrained networks. If the first channel is about 0, they halt no token, and there is no gradient
+    to learn the channel. Blocks after the block in which the class token of all images halts learn nothing from labels.
 
-    What differs: a class token that has halted stays as a key, which changes nothing that the head reads, but may
-    change when patches halt after it; in training a patch that has halted attends to itself too; register and
-    distillation tokens never halt; of an image whose patches have all halted, the one of the last to halt that has
-    gathered least goes on, as no image may be left without a patch. With blocks in the budget (`blocks=3+6+9`), scores
-    are gathered before those blocks and after the last only.
+    Differences to the paper: a halted class token stays as a key, which does not change what the head reads but may
+    change when patches halt later. In training a halted patch also attends to itself. Register and distillation tokens
+    never halt. If all patches of an image have halted, the one with the smallest sum of scores among the last to halt
+    stays, because each image must keep a patch. With blocks in the budget (`blocks=3+6+9`), scores are gathered only
+    before these blocks and after the last block.
     """
 
     name: ClassVar[str] = "a_vit"
@@ -60,18 +60,17 @@ class AViT(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75", "DeiT-S", 3.6),)
     differs: ClassVar[str] = (
-        "beta depends on the depth unless it is given; a class token that has halted stays as a key, register and "
-        "distillation tokens never halt, and an image keeps one patch at least; in training a patch that has halted "
-        "attends to itself too"
+        "by default beta depends on the depth; a halted class token stays as a key, register and distillation tokens "
+        "never halt, and an image keeps at least one patch; in training a halted patch also attends to itself"
     )
 
-    scale: float = Field(10.0, description="gamma, what the first channel is multiplied by")
-    beta: float | None = Field(None, description="what is added to it; -ln(L - 1) unless given; published: -30, -75")
-    epsilon: float = Field(0.01, ge=0, lt=1, description="a token halts when its scores come to one less this")
+    scale: float = Field(10.0, description="gamma, the factor of the first channel")
+    beta: float | None = Field(None, description="added to the product; default -ln(L - 1); published: -30, -75")
+    epsilon: float = Field(0.01, ge=0, lt=1, description="a token halts when its scores sum to 1 - epsilon or more")
     ponder: float = Field(5e-4, ge=0, description="weight of the mean depth and remainder")
     distribution: float = Field(1e-3, ge=0, description="weight of the divergence of the scores from the prior")
     target: float | Literal["budget"] | None = Field(
-        None, description="the prior's mean, 1 or more layers, or the budget's; 3/4 of the depth unless given"
+        None, description='mean of the prior: 1 or more layers, or "budget"; default 3/4 of the depth'
     )
 
     @field_validator("target")
@@ -82,11 +81,11 @@ class AViT(Strategy):
         return target
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the scores, and of one term of what the head reads; block 0 stands for the last layer."""
+        """Return the MACs of the scores, and of one term of the read-out; block 0 stands for the last layer."""
         return place.width + (place.tokens + 1 if place.block else 0)
 
     def plan(self, view: TokenView, keep: int) -> Mask | None:
-        """Let tokens halt by what the blocks before have made of them."""
+        """Halt tokens by their scores after the previous blocks."""
         import torch
 
         from sparsebench.strategy.sorting import sort
@@ -119,7 +118,7 @@ class AViT(Strategy):
         return (self.scale * x[:, :, 0] + beta).sigmoid()
 
     def _gather(self, memory: dict[str, Any], layer: int, h: "Tensor", class_token: "Tensor") -> None:
-        """Add the scores h (B, patches + 1) of a layer, and what the head reads of the (B, C) class token there."""
+        """Add the scores h (B, patches + 1) of a layer, and its term of the read-out of the (B, C) class token."""
         import torch
 
         if memory["training"]:
@@ -133,11 +132,11 @@ class AViT(Strategy):
         memory["read"] = memory.get("read", 0.0) + share[:, -1:] * class_token
 
     def read_out(self, memory: dict[str, Any], prefix: "Tensor", tokens: "Tensor") -> "Tensor":
-        """Return the class token as it halted, and the others as they are."""
+        """Return the class token's weighted sum over layers, and the other prefix tokens unchanged."""
         import torch
 
         h, depth = memory["sum"], memory["depth"]
-        if memory["training"]:  # only there all tokens have a score, and only there it is asked for
+        if memory["training"]:  # where all tokens have a score, which the loss needs
             h = self._scores(torch.cat([tokens, prefix[:, :1]], dim=1), depth)
         self._gather(memory, depth, h, prefix[:, 0])
         return torch.cat([memory["read"][:, None], prefix[:, 1:]], dim=1)
@@ -159,14 +158,14 @@ class AViT(Strategy):
         return tuple(name for name, weight in weights.items() if not weight)
 
     def _target(self, inputs: LossInputs) -> float:
-        """Return the prior's mean."""
+        """Return the mean of the prior."""
         if self.target == "budget":
             return self._budgeted(inputs)
         return 0.75 * inputs.memory["depth"] if self.target is None else self.target
 
     @staticmethod
     def _budgeted(inputs: LossInputs) -> float:
-        """Return how many blocks a token goes through when the budget's counts are kept, mean over the tokens."""
+        """Return the mean number of blocks that a token goes through with the budget's token counts."""
         share, blocks = 1.0, 0.0
         for block in range(inputs.memory["depth"]):
             share = inputs.shares.get(block, share)
@@ -176,5 +175,5 @@ class AViT(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [AViT]

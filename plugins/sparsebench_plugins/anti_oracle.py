@@ -1,4 +1,4 @@
-"""The tokens that matter go: the lower end of the scale."""
+"""Relevant tokens are removed first: the lower end of the scale."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,11 +17,11 @@ class AntiOracle(Strategy):
     needs: ClassVar[frozenset[str]] = frozenset({"relevance"})
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the relevance with its sign turned; equals are ordered at random."""
+        """Return the negative relevance; equal tokens are ordered at random."""
         return 1e-4 * view.random() - view.relevance
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [AntiOracle]

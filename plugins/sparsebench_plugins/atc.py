@@ -1,4 +1,4 @@
-"""Clusters of similar tokens, built from the bottom up, are merged."""
+"""Clusters of similar tokens, built bottom-up, are merged."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 class ATC(Strategy):
     """Merges tokens by agglomerative clustering of their keys (Haurum et al., Section 3).
 
-    The two closest clusters are joined until as many are left as have to stay. Tokens are 1 - cos apart, of keys, mean
-    over heads; clusters as far as their closest tokens (single linkage), their farthest (complete) or the mean of all
-    pairs (average). A cluster's token is the size-weighted mean of its members, in the order of their first ones.
-    Attention after it weighs tokens by their sizes, unless `proportional` is off. Any number can leave at once, so it
+    The two closest clusters are joined until the number of clusters is the number of tokens to keep. The distance of
+    two tokens is 1 - cos of their keys, mean over heads. The distance of two clusters is that of their closest tokens
+    (single linkage), of their farthest tokens (complete), or the mean over all pairs (average). The new token of a
+    cluster is the size-weighted mean of its members; clusters are ordered by their first members. Later attention
+    weights tokens by their sizes, unless `proportional` is off. Any number of tokens can leave at once, so the strategy
     acts in stages.
 
-    Clustered in float64, all images at once; of equally close pairs the first in the order of the tokens is joined. The
-    published implementation clusters on the CPU, image by image. The class token is not among the tokens here.
+    All images are clustered at once, in float64. Of equally close pairs the first in the order of the tokens is joined.
+    The published implementation clusters on the CPU, image by image. Here the class token is not clustered.
     """
 
     name: ClassVar[str] = "atc"
@@ -39,7 +40,7 @@ class ATC(Strategy):
     schedule: ClassVar[Schedule] = "stages"
 
     linkage: Literal["single", "complete", "average"] = "average"
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of all tokens."""
@@ -53,14 +54,14 @@ class ATC(Strategy):
         return Merge.into(self._first((1 - metric @ metric.mT).clamp(min=0), keep))
 
     def _first(self, apart: "Tensor", keep: int) -> "Tensor":
-        """Return (B, N), the first token of the cluster that each is in, by (B, N, N) distances."""
+        """Return (B, N), the first token of each token's cluster, from (B, N, N) distances."""
         import torch
 
         B, N, _ = apart.shape
         device = apart.device
         image, place = torch.arange(B, device=device), torch.arange(N, device=device)
         apart = apart.masked_fill(place[:, None] == place, torch.inf)
-        far = apart.new_full((), torch.inf)  # to assign a number makes the host wait for a GPU
+        far = apart.new_full((), torch.inf)  # assigning a Python number would make the host wait for a GPU
         size, first = apart.new_ones(B, N), place.repeat(B, 1)
         for _ in range(N - keep):
             closest = apart.flatten(1).argmin(dim=1)
@@ -74,7 +75,7 @@ class ATC(Strategy):
         return first
 
     def _union_distance(self, one: "Tensor", other: "Tensor", size_one: "Tensor", size_other: "Tensor") -> "Tensor":
-        """Return how far the union of two clusters is from each, by how far they are and their sizes."""
+        """Return the distances of the union of two clusters to all others, from their distances and sizes."""
         if self.linkage == "average":
             return (size_one * one + size_other * other) / (size_one + size_other)
         return one.minimum(other) if self.linkage == "single" else one.maximum(other)
@@ -82,5 +83,5 @@ class ATC(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [ATC]

@@ -1,4 +1,4 @@
-"""Tokens are sampled by their contribution to the class token, and each image keeps as many as it needs."""
+"""Tokens are sampled by their contribution to the class token; token counts differ between images."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,19 +14,21 @@ if TYPE_CHECKING:
 class ATS(Strategy):
     """Samples tokens at evenly spaced points of the cumulative scores, a different number in each image.
 
-    Fayyaz et al. (2022): S_j = a_j ||v_j|| / sum_i a_i ||v_i||, a_j the class token's attention, mean over heads, v_j
-    the value, all heads concatenated; c_j is the sum of S up to token j, from the smallest S up. Each of M points takes
-    the token whose sum is nearest; tokens taken several times stay once. As released, sums are c' = (c - min c) /
-    (max c - min c), and the points s + m (1 - s) / (M - 1), m = 0..M-1, s the smallest c' that is not 0; a single point
-    is s. Tokens that left an image before have the score 0 and stand first: from then on min c is 0, and the points
-    begin at the smallest score that is there, where at first they begin at the second smallest. As in the paper, sums
-    are c and the points (2m - 1) / (2M), m = 1..M. So M bounds the number that stays, and of an image whose attention
-    is on few tokens few do. Only they are queries. No gradient goes through the choice.
+    Fayyaz et al. (2022): S_j = a_j ||v_j|| / sum_i a_i ||v_i||, with a_j the class token's attention, mean over heads,
+    and v_j the value, all heads concatenated. c_j is the cumulative sum of S up to token j, in ascending order of S.
+    Each of M points selects the token with the nearest c; a token that is selected several times stays once.
 
-    M is the count that the budget gives; with a fraction of MACs it is raised, up to all tokens, until the mean cost is
-    what was asked for. It acts in blocks 3 to 11 of 12, as published, and in as large a part of other depths, unless
-    `blocks` says where. The published M is 197, the class token counted: all 196 patches (`counts`). Without a class
-    token the attention received takes its place. It cannot act on the theory models.
+    With points=released the sums are c' = (c - min c) / (max c - min c), and the points are s + m (1 - s) / (M - 1),
+    m = 0..M-1, where s is the smallest c' that is not 0; a single point is s. Tokens that have left an image have the
+    score 0 and come first. From then on min c is 0, and the points begin at the smallest score of a present token; at
+    first they begin at the second smallest. With points=paper the sums are c, and the points are (2m - 1) / (2M),
+    m = 1..M. M is thus an upper limit of the number of kept tokens, and an image whose attention is on few tokens keeps
+    few. Only the kept tokens are queries. The selection has no gradient.
+
+    M is the token count of the budget; with a fraction of MACs it is raised, up to all tokens, until the mean cost
+    meets the budget. The strategy acts in blocks 3 to 11 of 12, as published, and in the same share of other depths,
+    unless `blocks` is set. The published M is 197 with the class token, that is all 196 patches (`counts`). Without a
+    class token the received attention is used. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "ats"
@@ -48,13 +50,13 @@ class ATS(Strategy):
         Published("ats:blocks=3+4+5+6+7+8+9+10+11,counts=196+196+196+196+196+196+196+196+196", "DeiT-S", 2.9),
     )
 
-    differs: ClassVar[str] = "one token is enough to stay, where the released settings name 8 as the least"
+    differs: ClassVar[str] = "an image may keep a single token, while the released settings keep at least 8"
 
-    points: Literal["released", "paper"] = Field("released", description="which points of the sum take the tokens")
-    ascending: bool = Field(True, description="sum from the smallest score up, as released; else in the tokens' order")
+    points: Literal["released", "paper"] = Field("released", description="which points of the sums select tokens")
+    ascending: bool = Field(True, description="sum in ascending order of scores, as released; else in token order")
 
     def plan(self, view: TokenView, keep: int) -> Mask:
-        """Take the tokens nearest to the points."""
+        """Keep the tokens that are nearest to the points."""
         import torch
 
         from sparsebench.strategy.sorting import sort
@@ -64,22 +66,22 @@ class ATS(Strategy):
         S = S / S.sum(dim=1, keepdim=True).clamp(min=1e-30)
         place = S if self.ascending else torch.zeros_like(S)
         order = sort(place.masked_fill(~view.there, torch.inf)).indices
-        c = S.gather(1, order).double().cumsum(dim=1)  # in which a small score is not lost beside a large sum
+        c = S.gather(1, order).double().cumsum(dim=1)  # float64, because small scores are lost in large sums
         if self.points == "released":
             some_left = view.there.sum(dim=1, keepdim=True) < view.memory.setdefault("tokens", c.shape[1])
             least = c[:, :1].masked_fill(some_left, 0.0)
-            c = (c - least) / (c[:, -1:] - least).clamp(min=1e-30)  # all 0 where none has a score
+            c = (c - least) / (c[:, -1:] - least).clamp(min=1e-30)  # all 0 if all scores are 0
         points = self._points(c, keep)
         c = c.masked_fill(~view.there.gather(1, order), torch.inf)
         right = torch.searchsorted(c, points).clamp(max=c.shape[1] - 1)
         left = (right - 1).clamp(min=0)
         nearest = torch.where((c.gather(1, left) - points).abs() <= (c.gather(1, right) - points).abs(), left, right)
-        first = torch.searchsorted(c, c.gather(1, nearest))  # of equal sums
+        first = torch.searchsorted(c, c.gather(1, nearest))  # the first of equal sums
         taken = torch.zeros_like(view.there).scatter(1, order.gather(1, first), True)
         return Mask(taken, scores=S)
 
     def _points(self, c: "Tensor", M: int) -> "Tensor":
-        """Return (B, M) for the (B, N) sums."""
+        """Return the (B, M) points for the (B, N) sums."""
         import torch
 
         m = torch.arange(M, device=c.device, dtype=c.dtype).expand(len(c), M)
@@ -91,5 +93,5 @@ class ATS(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [ATS]

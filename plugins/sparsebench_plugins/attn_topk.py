@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 class AttnTopK(Strategy):
     """Keeps the tokens with the largest attention in the current block, and drops the others.
 
-    The score is the class token's attention, mean over heads: EViT (Liang et al. 2022) without its fused token.
-    Where there is no class token it is the attention received, mean over heads and queries; the record says which.
-    "mean_query" asks with the mean of the patches' queries, one row as the class token's; it needs no class token.
+    The score is the class token's attention, mean over heads: EViT (Liang et al. 2022) without its fused token. Without
+    a class token it is the received attention, mean over heads and queries; the record says which is used. "mean_query"
+    uses the mean of the patches' queries instead of the class token's query, and needs no class token.
     """
 
     name: ClassVar[str] = "attn_topk"
@@ -33,14 +33,14 @@ class AttnTopK(Strategy):
         Published("attn_topk:keep_rate=0.5,convention=compound-ceil", "DeiT-S", 2.3),
     )
     differs: ClassVar[str] = (
-        "as many tokens leave from the first step of a training on, where EViT's keep rate falls; with disposal=fuse "
-        "it is not EViT, whose fused token is weighted by attention"
+        "in training the token counts are constant, while EViT's keep rate falls; with disposal=fuse it is not EViT, "
+        "whose fused token is weighted by attention"
     )
 
     attention: Literal["auto", "class", "received", "mean_query"] = "auto"
 
     def requires(self) -> frozenset[str]:
-        """Ask for the one attention that is used."""
+        """Return the field of the attention that is used."""
         return frozenset({"attention" if self.attention == "auto" else f"{self.attention}_attention"})
 
     def scores(self, view: TokenView) -> "Tensor":
@@ -51,5 +51,5 @@ class AttnTopK(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [AttnTopK]

@@ -1,4 +1,4 @@
-"""The tokens that give the class token most stay: attention times length of the value."""
+"""The tokens that contribute most to the class token stay: attention times norm of the value."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 class AttnValueNorm(Strategy):
     """Keeps the tokens with the largest S_j = a_j ||v_j|| / sum_i a_i ||v_i||, the score of ATS.
 
-    Fayyaz et al. (2022): a_j the class token's attention, mean over heads, v_j the value, all heads
-    concatenated. ATS draws tokens by S and so keeps another number for each image; here the K largest stay, whatever
-    the image. Without a class token the attention received takes its place.
+    Fayyaz et al. (2022): a_j is the class token's attention, mean over heads, and v_j the value, all heads
+    concatenated. ATS samples tokens by S, so its token counts differ between images; here the K tokens with the largest
+    S stay in each image. Without a class token the received attention is used.
     """
 
     name: ClassVar[str] = "attn_value_norm"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "values"})
     citation: ClassVar[str] = "Fayyaz et al., Adaptive token sampling (ATS), ECCV 2022"
-    differs: ClassVar[str] = "the tokens with the largest scores stay, where ATS samples tokens by them: see ats"
+    differs: ClassVar[str] = "the tokens with the largest scores stay, while ATS samples tokens by them: see ats"
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return each token's share of the attention times the norm of its value."""
@@ -31,5 +31,5 @@ class AttnValueNorm(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [AttnValueNorm]

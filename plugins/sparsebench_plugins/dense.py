@@ -1,4 +1,4 @@
-"""All tokens stay: what everything else is compared with."""
+"""All tokens stay: the network that all strategies are compared with."""
 
 from typing import ClassVar
 
@@ -21,5 +21,5 @@ class Dense(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Dense]

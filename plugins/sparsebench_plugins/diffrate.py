@@ -1,4 +1,4 @@
-"""The least attended tokens are dropped, the next ones merged into those that stay."""
+"""The least attended tokens are dropped, and the next ones are merged into those that stay."""
 
 from itertools import pairwise
 from typing import ClassVar
@@ -12,15 +12,17 @@ from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, 
 class DiffRate(Strategy):
     """Drops the least attended tokens, and merges the next ones into similar kept tokens (Chen et al., Section 3).
 
-    Tokens are ranked by the class token's attention, mean over heads (attention received, where there is no class
-    token). The first m stay, m the number that the budget gives; of the N - m others the share `merged`, the higher
-    ranks, is merged, each into the token of the first m with the largest cosine, and the rest is dropped. A group's
-    token is the plain mean of its members; a merged token's size is multiplied by its cosine (at least 0) before it is
-    added. Attention after it weighs tokens by their sizes, unless `proportional` is off. In every block.
+    Tokens are ranked by the class token's attention, mean over heads (received attention if there is no class token).
+    The first m stay, where m is the token count of the budget. Of the other N - m tokens the share `merged` with the
+    higher ranks is merged, each into the most similar (cosine) of the m tokens; the rest is dropped. The new token of a
+    group is the plain mean of its members. The size of a merged token is multiplied by its cosine (at least 0) before
+    it is added. Later attention weights tokens by their sizes, unless `proportional` is off. The strategy acts in every
+    block.
 
-    The published method searches how many are dropped and merged in each block, which `diffrate_search` does. What it
-    found can be given: `counts` of the budget are the numbers that stay, and `undropped` those that are left between
-    dropping and merging. Without these the share divides what leaves in all blocks; one half is this project's.
+    The published method searches how many tokens are dropped and merged in each block; `diffrate_search` does this. Its
+    results can be set here: `counts` of the budget are the numbers of tokens that stay, and `undropped` the numbers of
+    tokens between dropping and merging. Without `undropped`, the share `merged` applies in all blocks; its default, one
+    half, is this project's choice.
     """
 
     name: ClassVar[str] = "diffrate"
@@ -44,30 +46,30 @@ class DiffRate(Strategy):
         ),
     )
     differs: ClassVar[str] = (
-        "a token that merges into one of a negative cosine adds nothing to its size; without `undropped` one share "
-        "divides what leaves in all blocks"
+        "a token that is merged with a negative cosine adds nothing to the size; without `undropped` the share of "
+        "merged tokens is the same in all blocks"
     )
     schedule: ClassVar[Schedule] = "every"
 
-    merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
+    merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that are merged, not dropped")
     undropped: tuple[PositiveInt, ...] | None = Field(
-        None, description="tokens left in each block of the network when some are dropped and none merged yet"
+        None, description="token counts in each block of the network after dropping and before merging"
     )
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     @field_validator("undropped")
     @classmethod
     def _check_undropped(cls, undropped: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if undropped is not None and any(a < b for a, b in pairwise(undropped)):
-            raise ValueError("numbers must never be more than before")
+            raise ValueError("numbers must not increase")
         return undropped
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of those that merge to those that stay."""
+        """Return the MACs of the similarities between merged tokens and kept tokens."""
         return self._merging(place.block, place.depth, place.tokens, place.keep) * place.keep * place.width
 
     def _merging(self, block: int, depth: int, tokens: float, keep: float) -> int:
-        """Return how many tokens merge in a block."""
+        """Return the number of tokens that are merged in a block."""
         if self.undropped is None:
             return round(self.merged * (tokens - keep))
         if len(self.undropped) != depth:
@@ -102,5 +104,5 @@ class DiffRate(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [DiffRate]

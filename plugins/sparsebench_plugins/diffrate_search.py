@@ -1,4 +1,4 @@
-"""Training searches how many tokens are dropped and merged in each block."""
+"""Training learns how many tokens are dropped and merged in each block."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 
 
 class DiffRateSearch(Strategy):
-    """Drops and merges as `diffrate`, with token counts learned for each block (Chen et al., Section 3).
+    """Drops and merges tokens like `diffrate`, with token counts learned for each block (Chen et al., Section 3).
 
-    In each block tokens are ranked by the class token's attention (attention received, where there is no class token).
-    The first p are not dropped, and of these the first m stay; ranks m to p are merged into the most similar that stay.
-    Both counts are ceil(sum_n n alpha_n), never more than before, for a softmax alpha over n = 1..N. In training all
-    tokens stay: rank i is kept with P_i = sum_(n >= i) alpha_n, of which the mask has 1[i <= count] with the gradient
-    of P_i; groups' means, sizes and attention are as in the test, with gradients through the masks. The same counts
-    for all images are taken in the test, with tokens removed.
+    In each block tokens are ranked by the class token's attention (received attention if there is no class token). The
+    first p tokens are not dropped, and of these the first m stay; ranks m to p are merged into the most similar tokens
+    that stay. Both counts are ceil(sum_n n alpha_n), with a softmax alpha over n = 1..N; a count is at most the count
+    of the previous block. In training all tokens stay: rank i is kept with P_i = sum_(n >= i) alpha_n. The mask is
+    1[i <= count] with the gradient of P_i. Means, sizes and attention of groups are as in the test, with gradients
+    through the masks. The test uses the same counts for all images, and removes tokens.
 
-    Added to the loss: `weight` times the squared difference of the MACs that the counts come to from the budget's, as
-    fractions of the dense ones. The default is the published 5 (GMACs - target)^2 on a DeiT-S of 4.6 GMACs.
+    Added to the loss: `weight` times the squared difference between the MACs of the counts and those of the budget, as
+    fractions of the dense MACs. The default weight is that of the published 5 (GMACs - target)^2 on a DeiT-S of 4.6
+    GMACs.
 
-    The counts begin, as the means of binomial distributions, as `diffrate` has them. Their logits are `pace` times what
-    is learned at the network's step size. In the paper only they are learned, and the loss begins without the MACs;
-    here the network is trained in the same steps. The products of the cosines are among the MACs.
+    The initial counts are those of `diffrate`, as the means of binomial distributions. Their logits are `pace` times
+    the learned parameters, which have the network's learning rate. In the paper only the counts are learned, and at
+    first the loss has no term of the MACs; here the network is trained in the same steps. The products of the cosines
+    are counted in the MACs.
     """
 
     name: ClassVar[str] = "diffrate_search"
@@ -49,24 +51,24 @@ class DiffRateSearch(Strategy):
   year = {2023}
 }"""
     differs: ClassVar[str] = (
-        "the network is trained in the same steps, where the paper learns the counts alone, and the loss has the MACs"
-        " from the first step on"
+        "the network is trained in the same steps, while the paper learns only the counts, and the loss includes the "
+        "MACs from the first step"
     )
 
     weight: float = Field(5 * 4.6**2, ge=0, description="weight of the squared difference from the budget's MACs")
-    merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, to begin with")
-    pace: float = Field(10.0, gt=0, description="how many times faster the logits of the counts are learned")
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    merged: float = Field(0.5, ge=0, le=1, description="initial share of merged tokens among those not kept")
+    pace: float = Field(10.0, gt=0, description="factor of the learned parameters in the logits of the counts")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     def module(self, place: Place) -> "Module":
-        """Return the logits of p and m over pace."""
+        """Return the logits of p and m, divided by `pace`."""
         import torch
         from torch import nn
 
         N = place.patches
 
         def logits(count: float) -> nn.Parameter:
-            share = min(max((count - 1) / max(1, N - 1), 5e-4 / N), 1 - 5e-4 / N)  # never quite certain
+            share = min(max((count - 1) / max(1, N - 1), 5e-4 / N), 1 - 5e-4 / N)  # for finite logits
             binomial = torch.distributions.Binomial(N - 1, torch.tensor(share))
             return nn.Parameter(binomial.log_prob(torch.arange(N, dtype=torch.float32)) / self.pace)
 
@@ -74,11 +76,11 @@ class DiffRateSearch(Strategy):
         return nn.ParameterDict({"p": logits(kept), "m": logits(place.keep)})
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the cosines of all tokens with those that stay."""
+        """Return the MACs of the cosines of all tokens with the kept tokens."""
         return place.tokens * place.keep * place.width
 
     def plan(self, view: TokenView, keep: int) -> Mask | Merge:
-        """Drop the last ranks and merge the middle ones; in training by masks."""
+        """Drop the last ranks and merge the middle ones; in training with masks."""
         import torch
         import torch.nn.functional as F
 
@@ -117,23 +119,23 @@ class DiffRateSearch(Strategy):
         return self.weight * difference.square()
 
     def _count(self, learned: "Tensor", most: "Tensor | None") -> "tuple[Tensor, Tensor]":
-        """Return (N,) the probability that a rank is kept, and the count: whole, with its mean's gradient."""
+        """Return the (N,) probabilities that ranks are kept, and the integer count with the gradient of the mean."""
         import torch
 
         alpha = (self.pace * learned).softmax(dim=0)
         mean = (alpha * torch.arange(1, len(alpha) + 1, device=alpha.device)).sum()
-        whole = (mean.detach() - 1e-3).ceil().clamp(min=1)  # a mean of 7 is not always 7 in float32
+        whole = (mean.detach() - 1e-3).ceil().clamp(min=1)  # in float32 a mean of 7 may exceed 7
         count = whole + (mean - mean.detach())
         return alpha.flip(0).cumsum(0).flip(0), count if most is None else torch.minimum(count, most)
 
 
 def _straight_through(rank: "Tensor", count: "Tensor", P: "Tensor") -> "Tensor":
-    """Return 1 for ranks below the count and 0 for others, with the gradient of P."""
+    """Return 1 for ranks below the count, 0 for the others, with the gradient of P."""
     soft = P[rank]
     return (rank < count.detach()).to(soft.dtype) + (soft - soft.detach())
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [DiffRateSearch]

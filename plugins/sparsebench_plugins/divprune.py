@@ -7,13 +7,13 @@ from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 
 
 class DivPrune(Strategy):
-    """Keeps tokens with the largest smallest pairwise cosine distance, chosen greedily (Alvar et al., Section 3).
+    """Keeps tokens whose smallest pairwise cosine distance is large, chosen greedily (Alvar et al., Section 3).
 
-    With d_ij = 1 - cos(x_i, x_j): the first is the token whose nearest neighbour is farthest; each next one is the
-    token that is farthest from all before it. Two tokens that are each other's nearest neighbour tie for the first
-    place: of them the one whose second nearest is farther goes first. It looks at no attention. The paper chooses once,
-    among the tokens that a vision encoder gives to a language model; here it acts at each stage on what comes into a
-    block. The class token is not among the tokens here.
+    With d_ij = 1 - cos(x_i, x_j): the first token is the one whose nearest neighbour is farthest. Each next token is
+    the one that is farthest from all chosen tokens. If two tokens are each other's nearest neighbour, they tie for the
+    first choice; the one whose second nearest neighbour is farther is chosen. Attention is not used. The paper selects
+    once, among the tokens that a vision encoder passes to a language model; here the strategy selects at each stage,
+    from the input of a block. The class token is not part of the selection.
     """
 
     name: ClassVar[str] = "divprune"
@@ -26,14 +26,14 @@ class DivPrune(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2025}
 }"""
-    differs: ClassVar[str] = "acts within the network, where the paper chooses once, before a language model"
+    differs: ClassVar[str] = "acts within the network, while the paper selects once, before a language model"
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the cosines of all tokens."""
         return place.tokens * place.tokens * place.width
 
     def plan(self, view: TokenView, keep: int) -> Keep:
-        """Keep the spread-out tokens."""
+        """Keep tokens that are far from each other."""
         import torch
         import torch.nn.functional as F
 
@@ -41,7 +41,7 @@ class DivPrune(Strategy):
 
         unit = F.normalize(view.tokens.detach(), dim=2)
         cosines = unit @ unit.mT
-        distances = 1 - (cosines + cosines.mT) / 2  # a rounded product is not symmetric
+        distances = 1 - (cosines + cosines.mT) / 2  # symmetric despite rounding
         N = unit.shape[1]
         others = distances.masked_fill(torch.eye(N, dtype=torch.bool, device=unit.device), torch.inf)
         nearest = others.topk(min(2, N), dim=2, largest=False).values
@@ -52,5 +52,5 @@ class DivPrune(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [DivPrune]

@@ -1,4 +1,4 @@
-"""The grid of patches is made coarser: a method that does not beat a smaller image has found nothing."""
+"""Tokens are averaged over a coarser grid: a useful method must be better than a smaller image."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 class Downsample(Strategy):
-    """Averages the tokens at the input over a coarser grid, with one cell for each token that stays.
+    """Averages the tokens at the input over a coarser grid, with one cell for each remaining token.
 
-    The image is cut into about sqrt(M rows / columns) bands of rows, for M cells; the cells are dealt to the bands as
-    evenly as can be, a band is as high as its number of cells asks for and is cut into cells of one width. So all M
-    cells have the same area, whatever M is, and are nearly square: where a regular grid of M cells is nearest to that,
-    they are it, and 14 x 14 patches become 7 x 7 means of four. A token is the mean of the patches that its cell
-    covers, by area, patches that are covered in part among them.
+    For M cells the image is split into about sqrt(M rows / columns) bands of rows. The cells are distributed over the
+    bands as evenly as possible. The height of a band is proportional to its number of cells, and a band is split into
+    cells of equal width. So for any M all cells have the same area and are nearly square. If a regular grid of M cells
+    fits best, this is the result: 14 x 14 patches become 7 x 7 means of four. A token is the mean of the patches that
+    its cell covers, weighted by area; patches may be covered in part.
 
-    This is an average of embedded patches with their positions, which is linear: the mean patch at the mean position.
-    A smaller picture, embedded anew, would show a patch more of the scene in less detail; that takes another patch
-    embedding and is not what a strategy can do.
+    The average is linear in the embedded patches with their positions: the mean patch at the mean position. In a
+    smaller picture that is embedded again, a patch would show more of the scene in less detail. This needs another
+    patch embedding, which a strategy cannot provide.
     """
 
     name: ClassVar[str] = "downsample"
@@ -29,14 +29,14 @@ class Downsample(Strategy):
     how: ClassVar[How] = "mix"
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of its averages, which are carried out as one product."""
+        """Return the MACs of the averages, which are computed as one matrix product."""
         return place.tokens * place.keep * place.width
 
     def plan(self, view: TokenView, keep: int) -> Mix:
         """Average each cell.
 
         Raises:
-            UnsupportedError: the tokens have no places.
+            UnsupportedError: the tokens have no positions.
         """
         import torch
 
@@ -57,7 +57,7 @@ class Downsample(Strategy):
 
 
 def _cover(edges: "Tensor", length: int) -> "Tensor":
-    """Return (cells, length), how much of each unit between 0 and length lies between two edges that follow."""
+    """Return (cells, length), the overlap of each cell between successive edges with each unit of 0..length."""
     import torch
 
     start = torch.arange(length, dtype=edges.dtype)
@@ -66,5 +66,5 @@ def _cover(edges: "Tensor", length: int) -> "Tensor":
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Downsample]

@@ -1,4 +1,4 @@
-"""Clusters of tokens around peaks of density are merged."""
+"""Clusters of tokens around density peaks are merged."""
 
 from typing import ClassVar
 
@@ -12,12 +12,13 @@ class DPCKNN(Strategy):
     """Merges the tokens around each density peak, with equal weights (Zeng et al., Section 3.2).
 
     With d_ij = ||x_i - x_j|| / sqrt(C): the density of token i is rho_i = exp(-mean d_ij^2) over its k nearest tokens,
-    itself among them, plus at most 1e-6 of noise that breaks ties; delta_i is the distance to the nearest token of
-    higher density, or of the densest to the farthest. The tokens with the largest rho delta are the centres, in the
-    order of their positions; each other token joins the nearest one. Acts on what comes into a block, in stages.
+    including itself, plus noise of at most 1e-6 that breaks ties. delta_i is the distance to the nearest token of
+    higher density; for the densest token it is the distance to the farthest token. The tokens with the largest
+    rho delta are the centres, in order of position; each other token joins the nearest centre. The strategy acts on the
+    input of a block, in stages.
 
-    The published weights exp(W x) of the members are learned; here all are 1, as in its use without training. The
-    class token is not among the tokens here.
+    The published weights exp(W x) of the members are learned; here all weights are 1, as in its use without training.
+    The class token is not clustered here.
     """
 
     name: ClassVar[str] = "dpc_knn"
@@ -32,9 +33,9 @@ class DPCKNN(Strategy):
   year = {2022}
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("dpc_knn:keep_rate=0.7", "DeiT-S"),)
-    differs: ClassVar[str] = "all members of a cluster weigh the same, where the published weights are learned"
+    differs: ClassVar[str] = "all members of a cluster have the same weight, while the published weights are learned"
 
-    neighbours: int = Field(5, gt=0, description="k, nearest tokens that density is measured on")
+    neighbours: int = Field(5, gt=0, description="k, number of nearest tokens that define the density")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the distances of all tokens."""
@@ -50,7 +51,7 @@ class DPCKNN(Strategy):
         N = x.shape[1]
         d = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") / x.shape[2] ** 0.5
         nearest = d.topk(min(self.neighbours, N), dim=2, largest=False).values
-        # Two tokens nearest to each other are equally dense: in float32 the noise would not always tell them apart.
+        # Two tokens that are nearest to each other have equal densities; in float32 the noise may not separate them.
         rho = (-nearest.square().mean(dim=2)).exp().double() + 1e-6 * view.random()
         higher = rho[:, None] > rho[:, :, None]
         delta = d.masked_fill(~higher, float("inf")).amin(dim=2)
@@ -65,5 +66,5 @@ class DPCKNN(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [DPCKNN]

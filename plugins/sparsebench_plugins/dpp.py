@@ -11,11 +11,12 @@ from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 class DPP(Strategy):
     """Keeps the most probable set of a determinantal point process, chosen greedily.
 
-    The kernel is L = X X^T + r I, with r a share of the mean squared length of a token: a set is as likely as the
-    squared volume that its tokens span (Kulesza and Taskar 2012), so that long tokens stay and no two that point the
-    same way. The greedy search is that of Chen et al. (2018, Algorithm 1), in float64. r > 0 lets more tokens stay
-    than they have channels. CDPruner (Zhang et al. 2025) weighs such a kernel by what an instruction asks for; here
-    is no instruction. Acts on what comes into a block. The class token is not among the tokens here.
+    The kernel is L = X X^T + r I, where r is a share of the mean squared norm of the tokens. The probability of a set
+    is proportional to the squared volume that its tokens span (Kulesza and Taskar 2012). So tokens with a large norm
+    stay, but not two with the same direction. The greedy search is that of Chen et al. (2018, Algorithm 1), in float64.
+    With r > 0 more tokens can stay than they have channels. CDPruner (Zhang et al. 2025) weights such a kernel by the
+    relevance to an instruction; here there is no instruction. The strategy acts on the input of a block. The class
+    token is not part of the selection.
     """
 
     name: ClassVar[str] = "dpp"
@@ -29,7 +30,7 @@ class DPP(Strategy):
   year = {2018}
 }"""
 
-    ridge: float = Field(0.01, gt=0, description="r, a share of the mean squared length of a token")
+    ridge: float = Field(0.01, gt=0, description="r, as a share of the mean squared norm of the tokens")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the kernel and of the inner products of the Cholesky factor."""
@@ -37,7 +38,7 @@ class DPP(Strategy):
         return place.tokens * place.tokens * place.width + steps * place.tokens * place.keep
 
     def plan(self, view: TokenView, keep: int) -> Keep:
-        """Keep the tokens of the largest determinant."""
+        """Keep the tokens whose kernel has the largest determinant."""
         import torch
 
         from sparsebench.strategy.selection import largest_volume
@@ -51,5 +52,5 @@ class DPP(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [DPP]

@@ -1,4 +1,4 @@
-"""A small network learns which tokens can go, and how many is a term of the loss."""
+"""A small network learns which tokens can be removed; a term of the loss sets how many."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 class DynamicViT(Strategy):
     """Keeps the tokens with the largest keep probability, by a predictor that is trained with the network.
 
-    Rao et al. (2021): before a stage's block, z = GELU(W LN(x)); the first half of z is the token's own, the mean of
-    the second half over the tokens still kept is common to all; from both, three layers make the log-probabilities to
-    keep and to drop. In training all tokens stay: a hard Gumbel-softmax draws D in {0, 1} for each, attention leaves
-    out what has D = 0 (eq. 11), and gradients go straight through. In the test the K most probable are gathered.
+    Rao et al. (2021): before the block of a stage, z = GELU(W LN(x)). The first half of z is the token's own; the
+    second half is replaced by its mean over the tokens that are still kept. From both halves three layers compute the
+    log-probabilities to keep and to drop the token. In training all tokens stay: a hard Gumbel-softmax draws D in
+    {0, 1} for each token, attention leaves out tokens with D = 0 (eq. 11), and gradients are straight-through. In the
+    test the K most probable tokens are gathered.
 
-    It begins with the weights of the dense network of the same data and repetition, which is its teacher. Added to the
-    loss: `share` times the mean over the stages of (mean_i D_i - rho)^2, rho the budget's share of the tokens there;
-    `kl` times KL(teacher || student) of the logits, as released, or with divergence=paper KL(student || teacher); and
-    `distillation` times the mean squared difference of the final tokens that were kept, through which no gradient goes
-    to D. The network's own weights stay as they are in the first `frozen` share of the training (published: 5 of 30
-    epochs) and have `backbone_rate` of the recipe's step size then; the predictor has the recipe's throughout.
+    Training begins with the weights of the dense network of the same data and repetition, which is also the teacher.
+    Added to the loss: `share` times the mean over stages of (mean_i D_i - rho)^2, where rho is the budget's share of
+    the tokens at the stage; `kl` times KL(teacher || student) of the logits, as released, or KL(student || teacher)
+    with divergence=paper; and `distillation` times the mean squared difference of the final kept tokens, without
+    gradients to D. The network's own weights are frozen in the first share `frozen` of the training (published: 5 of 30
+    epochs); then they have `backbone_rate` times the recipe's learning rate. The predictor always has the recipe's.
 
-    With disposal=squeeze it is dTPS of Wei et al. (2023), whose released networks have this predictor: each token that
-    leaves at a stage goes to the kept one of the largest cosine, see `tps`. In training those that were there before
-    and have D = 0 go to those with D = 1, without gradients to D. It cannot act on the theory models.
+    With disposal=squeeze the strategy is dTPS of Wei et al. (2023), whose released networks have this predictor: each
+    token that leaves at a stage is added to the kept token with the largest cosine, see `tps`. In training the present
+    tokens with D = 0 are added to those with D = 1, without gradients to D. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "dynamic_vit"
@@ -48,14 +49,14 @@ class DynamicViT(Strategy):
 
     disposals: ClassVar[tuple[Disposal, ...]] = ("drop", "squeeze")
 
-    share: float = Field(2.0, ge=0, description="weight of the squared difference to the share of tokens to be kept")
+    share: float = Field(2.0, ge=0, description="weight of the squared difference to the budget's share of tokens")
     kl: float = Field(0.5, ge=0, description="weight of the divergence of the logits from the teacher's")
     distillation: float = Field(0.5, ge=0, description="weight of the difference of kept tokens to the teacher's")
     divergence: Literal["released", "paper"] = Field(
-        "released", description="KL(teacher || student), or KL(student || teacher) as the paper writes"
+        "released", description="KL(teacher || student), or as in the paper KL(student || teacher)"
     )
-    backbone_rate: float = Field(0.01, ge=0, description="step size of the network's own weights, of the recipe's")
-    frozen: float = Field(1 / 6, ge=0, le=1, description="share of the training in which these do not move at first")
+    backbone_rate: float = Field(0.01, ge=0, description="factor of the learning rate of the network's own weights")
+    frozen: float = Field(1 / 6, ge=0, le=1, description="first share of the training, with these weights frozen")
 
     def module(self, place: Place) -> "Module":
         """Return the two halves of the predictor."""
@@ -74,7 +75,7 @@ class DynamicViT(Strategy):
         return place.tokens * (C * C + 2 * (C // 2) * (C // 2) + (C // 2) * (C // 4) + (C // 4) * 2)
 
     def plan(self, view: TokenView, keep: int) -> Plan:
-        """Keep the most probable; in training draw which."""
+        """Keep the most probable tokens; in training draw them."""
         import torch
         import torch.nn.functional as F
 
@@ -95,11 +96,11 @@ class DynamicViT(Strategy):
         return Mask(drawn, scores=log_p[:, :, 0].detach(), values=values)
 
     def network_rate(self, done: float) -> float:
-        """Freeze the network at first, and let it learn slowly then."""
+        """Freeze the network at first; then let it learn slowly."""
         return 0.0 if done < self.frozen else self.backbone_rate
 
     def inactive(self, teacher: bool) -> tuple[str, ...]:
-        """Return the terms whose weight is 0, and those that lack a teacher."""
+        """Return the terms whose weight is 0, and those that need a missing teacher."""
         weights = {"share": self.share, "kl": self.kl, "distillation": self.distillation}
         return tuple(name for name, weight in weights.items() if not (weight and (teacher or name == "share")))
 
@@ -124,5 +125,5 @@ class DynamicViT(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [DynamicViT]

@@ -1,4 +1,4 @@
-"""The most attended tokens stay, and the others go on as one."""
+"""The most attended tokens stay, and the others are fused into one token."""
 
 import math
 from typing import ClassVar
@@ -12,15 +12,15 @@ from sparsebench import Convention, How, Keep, Published, Site, Strategy, TokenV
 class EViT(Strategy):
     """Keeps the tokens with the largest class attention and fuses the others, weighted by their attention.
 
-    Liang et al. (2022): between attention and MLP, a_i the attention from the class token to token i, mean over heads;
-    K - 1 tokens with the largest a_i stay and the others become sum a_i x_i, the last of the K. The next stage treats
-    that token as any other. The paper writes an average; what its results were made with are the a_i as they are, so
-    that the length of the fused token tells how much attention it stands for. Both are here. Where one token alone
-    would be fused, as many go on as came, that one times its attention.
+    Liang et al. (2022): between attention and MLP, a_i is the attention from the class token to token i, mean over
+    heads. The K - 1 tokens with the largest a_i stay, and the others become sum a_i x_i, the last of the K tokens. The
+    next stage treats that token like any other. The paper describes an average, but its results were computed with the
+    a_i themselves, so that the norm of the fused token shows how much attention it represents. Here `renormalise`
+    chooses. If only one token would be fused, it is multiplied by its attention, and the token count does not change.
 
-    In training all tokens stay in the first part, `warmup`, and in the next, `shrink`, the keep rate falls to the
-    budget's by half a cosine: epochs 10 and 100 of 300, as published for training from scratch. Without a class token
-    the attention received takes its place. It cannot act on the theory model, which only removes tokens.
+    In training all tokens stay in the first share `warmup`. In the next share `shrink` the keep rate falls to that of
+    the budget along half a cosine. The defaults are 10 and 100 of 300 epochs, as published for training from scratch.
+    Without a class token the received attention is used. It cannot act on the theory model, which only removes tokens.
     """
 
     name: ClassVar[str] = "evit"
@@ -42,12 +42,12 @@ class EViT(Strategy):
   year = {2022}
 }"""
 
-    renormalise: bool = Field(False, description="divide the weights of what is fused by their sum")
+    renormalise: bool = Field(False, description="divide the weights of the fused tokens by their sum")
     warmup: float = Field(10 / 300, ge=0, le=1, description="share of the training in which all tokens stay")
-    shrink: float = Field(100 / 300, ge=0, le=1, description="share of it in which the keep rate then falls")
+    shrink: float = Field(100 / 300, ge=0, le=1, description="next share of the training, in which the keep rate falls")
 
     def ramp(self, done: float) -> float:
-        """Return the share of the way to the budget's keep rate."""
+        """Return how far the keep rate has fallen to the budget's, from 0 to 1."""
         if done < self.warmup:
             return 0.0
         if done >= self.warmup + self.shrink:
@@ -55,7 +55,7 @@ class EViT(Strategy):
         return 0.5 * (1 - math.cos(math.pi * (done - self.warmup) / self.shrink))
 
     def plan(self, view: TokenView, keep: int) -> Keep:
-        """Keep one token fewer than go on; the rest is the last."""
+        """Keep `keep` - 1 tokens; the others become the last token."""
         scores = weights = view.attention
         index = Keep.top(scores, keep - 1).index
         if self.renormalise:
@@ -66,5 +66,5 @@ class EViT(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [EViT]

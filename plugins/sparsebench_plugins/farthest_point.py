@@ -1,4 +1,4 @@
-"""Tokens that lie far from each other stay."""
+"""Tokens that are far from each other stay."""
 
 from typing import ClassVar
 
@@ -9,10 +9,10 @@ from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 class FarthestPoint(Strategy):
     """Keeps tokens by farthest-point sampling (Gonzalez 1985; Eldar et al. 1997), with Euclidean distances.
 
-    The first is the token that is farthest from the mean of all; each next one is the token that is farthest from all
-    before it, so that no token is farther than twice the least possible from one that stays. The rule leaves the first
-    one open: the choice here does not depend on the order of the tokens. Acts on what comes into a block. The class
-    token is not among the tokens here.
+    The first token is the one that is farthest from the mean of all tokens. Each next token is the one that is farthest
+    from all chosen tokens. The largest distance of a token to the nearest kept token is then at most twice the smallest
+    possible. The published rule leaves the first token open; this choice does not depend on the order of the tokens.
+    The strategy acts on the input of a block. The class token is not part of the selection.
     """
 
     name: ClassVar[str] = "farthest_point"
@@ -33,7 +33,7 @@ class FarthestPoint(Strategy):
         return place.tokens * place.tokens * place.width
 
     def plan(self, view: TokenView, keep: int) -> Keep:
-        """Keep the spread-out tokens."""
+        """Keep tokens that are far from each other."""
         import torch
 
         from sparsebench.strategy.selection import farthest
@@ -45,5 +45,5 @@ class FarthestPoint(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [FarthestPoint]

@@ -1,4 +1,4 @@
-"""The longest tokens stay."""
+"""The tokens with the largest norm stay."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class FeatureNorm(Strategy):
     """Keeps the tokens with the largest norm ||x_j||_2 between attention and MLP; no canonical paper.
 
-    Which end is kept is a parameter: large self-supervised networks put tokens of great length on background patches
-    (Darcet et al. 2024), where the smallest are the ones to keep.
+    The parameter `keep` selects the largest or the smallest norms. Large self-supervised networks have tokens with a
+    large norm on background patches (Darcet et al. 2024); there the smallest should be kept.
     """
 
     name: ClassVar[str] = "feature_norm"
@@ -26,17 +26,17 @@ class FeatureNorm(Strategy):
   booktitle = {International Conference on Learning Representations},
   year = {2024}
 }"""
-    differs: ClassVar[str] = "only that such tokens are there is published; to choose by their length is this project's"
+    differs: ClassVar[str] = "only the existence of tokens with large norms is published, not the selection by norm"
 
     keep: Literal["largest", "smallest"] = "largest"
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the norm, with its sign turned where the smallest stay."""
+        """Return the norm, negated if the smallest stay."""
         norm = view.tokens.norm(dim=2)
         return norm if self.keep == "largest" else -norm
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [FeatureNorm]

@@ -1,4 +1,4 @@
-"""The same positions are kept of every image: those whose masks the loss on training images was most sensitive to."""
+"""The same positions are kept in every image: those to whose masks the loss on training images is most sensitive."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -16,9 +16,9 @@ BATCH = 32
 class FisherMask(Strategy):
     """Keeps the positions with the largest Fisher information on training images, the same positions in every image.
 
-    With m_i a factor on the token at position i before the first block, 1 for all, the information is the mean over
-    training images of (dL / dm_i)^2, L the loss of the image with its label. It is found once, before the test.
-    V-Pruner (Yao et al., AAAI 2026) begins with such an estimate: its search is left out.
+    Let m_i = 1 be a factor of the token at position i before the first block. The information is the mean over training
+    images of (dL / dm_i)^2, where L is the loss of the image with its label. It is computed once, before the test.
+    V-Pruner (Yao et al., AAAI 2026) begins with such an estimate; its search is left out here.
     """
 
     name: ClassVar[str] = "fisher_mask"
@@ -29,19 +29,19 @@ class FisherMask(Strategy):
         "order_of_tokens_does_not_matter": "it ranks positions, and has seen images in their own order"
     }
     differs: ClassVar[str] = (
-        "it is the first step of V-Pruner alone, made from its abstract: the diagonal of the Fisher information of a "
-        "factor on each token before block 0 ranks the positions; the search by reinforcement learning over positions "
-        "and blocks, and the tuning of the mask's values, are left out"
+        "only the first step of V-Pruner, written from its abstract: the diagonal of the Fisher information of a "
+        "factor of each token before block 0 ranks the positions; the search over positions and blocks by "
+        "reinforcement learning, and the tuning of the mask's values, are left out"
     )
 
     def module(self, place: Place) -> "Module":
-        """Return where the information of each position lies."""
+        """Return the module that holds the information of each position."""
         import torch
 
         return torch.nn.ParameterDict({"information": torch.zeros(place.patches)})
 
     def fit(self, images: Images, network: FrozenNetwork) -> "Mapping[int, Mapping[str, Tensor]]":
-        """Return the mean squared gradient of the loss by the factor on each position."""
+        """Return the mean squared gradient of the loss with respect to the factor of each position."""
         import torch
 
         total: Tensor = torch.zeros((), dtype=torch.float64)
@@ -65,5 +65,5 @@ class FisherMask(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [FisherMask]

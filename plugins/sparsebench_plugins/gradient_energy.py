@@ -1,4 +1,4 @@
-"""The patches with most edges stay."""
+"""The patches with the most edges stay."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 class GradientEnergy(Strategy):
     """Keeps the patches with the largest mean |grad I|^2, before the first block.
 
-    No canonical paper. The gradient is made of differences of neighbouring pixels inside the patch, and of each
-    direction the mean over them and over channels is taken. Unlike `patch_variance` it takes a slope across the patch
-    for little. It needs pixels, which theory tasks have not, two a side at least.
+    No canonical paper. The gradient consists of the differences of neighbouring pixels inside the patch; its square is
+    averaged for each direction over these differences and over channels. Unlike in `patch_variance`, a slope across the
+    patch counts little. It needs patches of at least 2 x 2 pixels; theory tasks have no pixels.
     """
 
     name: ClassVar[str] = "gradient_energy"
     needs: ClassVar[frozenset[str]] = frozenset({"pixels"})
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the energy, in squared shares of white a pixel."""
+        """Return the energy; pixels are in [0, 1], and distances are in pixels."""
         P = view.pixels
         if P is None or min(P.shape[3:]) < 2:
             raise UnsupportedError("gradient_energy: these tokens are not made of two pixels a side or more")
@@ -31,5 +31,5 @@ class GradientEnergy(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [GradientEnergy]

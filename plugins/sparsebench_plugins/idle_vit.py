@@ -9,12 +9,12 @@ from sparsebench import How, Rest, Site, Strategy, TokenView
 class IdleViT(Strategy):
     """The tokens with the least class attention skip one block; the next block selects from all tokens again.
 
-    Xu et al. (2023): some tokens take part in a block, and the idle ones are joined to what comes out of it. The score
-    is the attention from the class token in the block before, mean over heads; without a class token the attention
-    received. A token that was idle there keeps its score from the last block in which it took part; so that scores
-    from blocks with more tokens and fewer compare, attention is taken times the number of tokens. From the first
-    block of the budget on it acts in every block, and a count holds until the next: a block has as many tokens as if
-    they had left for good. It cannot act in block 0, before which there is no attention.
+    Xu et al. (2023): some tokens take part in a block, and the idle tokens are joined to its output. The score is the
+    attention from the class token in the previous block, mean over heads; without a class token it is the received
+    attention. A token that was idle in that block keeps its score from the last block in which it took part. Attention
+    is multiplied by the number of tokens, so that scores from blocks with different token counts are comparable. The
+    strategy acts in every block from the first block of the budget, and a count holds until the next count: a block has
+    as many tokens as if the idle tokens were removed. It cannot act in block 0, because there is no previous attention.
     """
 
     name: ClassVar[str] = "idle_vit"
@@ -30,16 +30,16 @@ class IdleViT(Strategy):
   url = {https://arxiv.org/abs/2310.05654}
 }"""
     differs: ClassVar[str] = (
-        "IdleViT is finetuned with a token cut loss on its attention maps, and here nothing is trained for it; the "
-        "score of a token that was idle, and the blocks in which the counts fall, are choices made here"
+        "IdleViT is fine-tuned with a token cut loss on its attention maps, while nothing is trained here; the score "
+        "of an idle token, and the blocks in which the counts fall, are this project's choice"
     )
 
     def plan(self, view: TokenView, keep: int) -> Rest:
-        """Let all rest but the most attended."""
+        """Let all tokens rest except the most attended."""
         return Rest.all_but_top(view.previous_attention, keep)
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [IdleViT]

@@ -11,14 +11,15 @@ from sparsebench import How, Keep, Place, Published, Site, Strategy, TokenView
 class KMedoids(Strategy):
     """Keeps the medoids of clusters of tokens (Marin et al., Section 3).
 
-    Begins with the tokens of largest weight w, the attention received (mean over heads and queries). Then, as often as
-    `iterations` says, each token joins the nearest medoid (Euclidean, of the tokens), and the medoid of a cluster
-    becomes its member i with the least sum_j w_j ||x_i - x_j|| over the cluster's members j. A medoid stays in its own
-    cluster, so that none is empty. With equal weights it begins with tokens drawn at random. The published training has
-    3 iterations (`iterations=3`).
+    The initial medoids are the tokens with the largest weight w, the received attention (mean over heads and queries).
+    In each of `iterations` rounds each token joins the nearest medoid (Euclidean distance of the tokens). Then the
+    medoid of a cluster becomes the member i with the smallest sum_j w_j ||x_i - x_j|| over the members j. A medoid
+    stays in its own cluster, so that no cluster is empty. With equal weights the initial medoids are random tokens. The
+    published training has 3 rounds (`iterations=3`).
 
-    The attention is that of the block in which it acts, and the tokens are those behind it; the paper, which acts
-    between blocks, has that of the block before. Only removes tokens, so it acts on the shallow models too.
+    The attention is that of the block in which the strategy acts, and the tokens are those after this attention. The
+    paper acts between blocks, with the attention of the previous block. Tokens are only removed, so the strategy also
+    acts on the shallow models.
     """
 
     name: ClassVar[str] = "k_medoids"
@@ -28,19 +29,19 @@ class KMedoids(Strategy):
     citation: ClassVar[str] = "Marin et al., Token pooling in vision transformers, WACV 2023"
     published: ClassVar[tuple[Published, ...]] = (Published("k_medoids:keep_rate=0.7,iterations=3", "DeiT-S"),)
     differs: ClassVar[str] = (
-        "acts inside a block, with the attention of that block, where the paper acts between blocks with that of the "
-        "block before"
+        "acts inside a block, with the attention of that block, while the paper acts between blocks, with the "
+        "attention of the previous block"
     )
 
     weights: Literal["attention", "equal"] = "attention"
     iterations: int = Field(5, ge=0, description="rounds of assigning tokens and moving medoids")
 
     def requires(self) -> frozenset[str]:
-        """Ask for the attention only where it is used."""
+        """Return the fields, without the attention if it is not used."""
         return self.needs if self.weights == "attention" else frozenset({"tokens"})
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the distances of all tokens, and in each round of their sums with the weights."""
+        """Return the MACs of the distances of all tokens, and of their weighted sums in each round."""
         return place.tokens * place.tokens * (place.width + self.iterations)
 
     def plan(self, view: TokenView, keep: int) -> Keep:
@@ -67,5 +68,5 @@ class KMedoids(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [KMedoids]

@@ -1,4 +1,4 @@
-"""Tokens are merged by more than one criterion: alike, little attended, small."""
+"""Tokens are merged by several criteria: similarity, little attention, small size."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -16,18 +16,19 @@ class MCTF(Strategy):
     """Merges tokens that are similar, receive little attention and represent few patches (Lee et al., Section 3).
 
     The weight of a pair is ((cos(x_a, x_b) + 1) / 2)^(1 / tau_similarity) times (i_a i_b)^(1 / tau_information) times
-    (s_a s_b)^(1 / tau_size), where i is the inverse of the attention received (mean over heads and queries) and s the
-    inverse of the size, each over its largest value. Of the whole sequence, class and register tokens first, A has the
-    even places and B the odd. Of the r patches that have to leave, r // 2 go from A to the token of B of most weight;
-    then the others from B, with what they stand for, to what is left of A, by the same weights. A single one goes from
-    B. Groups are means weighted by attention received times size; what stays keeps its order. Class and register tokens
-    are never merged. Attention after it weighs tokens by their sizes, unless `proportional` is off. In every block, at
-    most half of the tokens.
+    (s_a s_b)^(1 / tau_size). i is the inverse of the received attention (mean over heads and queries), and s the
+    inverse of the size, each divided by its largest value. In the whole sequence, with class and register tokens first,
+    A is the set of tokens at even positions and B the set of tokens at odd positions. Of the r patches to be removed,
+    r // 2 are merged from A into the token of B with the largest weight. Then the others are merged from B, with the
+    tokens already merged into them, into the remaining tokens of A, by the same weights; if r = 1, the one is from B.
+    The new token of a group is the mean weighted by received attention times size; remaining tokens keep their order.
+    Class and register tokens are never merged. Later attention weights tokens by their sizes, unless `proportional` is
+    off. The strategy acts in every block, and removes at most half of the tokens.
 
-    The published method acts before attention, and uses the attention that it chose by once more, fused, in place of
-    making that of the merged tokens. Here it acts between attention and MLP, with that block's attention. Not here
-    either: the attention of the next block in place of this one's ("one step ahead"), and the training with consistency
-    between numbers of tokens.
+    The published method acts before attention. It reuses the attention by which it selects, in fused form, instead of
+    computing that of the merged tokens. Here the strategy acts between attention and MLP, with that block's attention.
+    Two more parts are left out: the use of the next block's attention ("one step ahead"), and the training for
+    consistency between token counts.
     """
 
     name: ClassVar[str] = "mctf"
@@ -43,8 +44,8 @@ class MCTF(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("mctf:macs=0.56", "DeiT-S", 2.6),)
     differs: ClassVar[str] = (
-        "acts after attention, where the published method acts before it and uses that attention once more, fused; "
-        "without one-step-ahead attention, and without training for consistency between numbers of tokens"
+        "acts after attention, while the published method acts before it and reuses the fused attention; without "
+        "one-step-ahead attention, and without training for consistency between token counts"
     )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
@@ -53,12 +54,12 @@ class MCTF(Strategy):
     most: ClassVar[float] = 0.5
 
     tau_similarity: float = Field(1.0, gt=0, description="temperature of the similarity")
-    tau_information: float = Field(20.0, gt=0, description="temperature of the attention received")
+    tau_information: float = Field(20.0, gt=0, description="temperature of the received attention")
     tau_size: float = Field(40.0, gt=0, description="temperature of the size")
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of A to B."""
+        """Return the MACs of the similarities between A and B."""
         return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
@@ -73,7 +74,7 @@ class MCTF(Strategy):
         A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
         unit = F.normalize(x, dim=2)
         alike = ((unit[:, A] @ unit[:, B].mT + 1) / 2).clamp(min=1e-12)
-        # The largest values that i and s are divided by are left out, as they change no order.
+        # The division of i and s by their largest values is left out, because it does not change the order.
         rarity = -(sizes.log() / self.tau_size + received.log() / self.tau_information)
         weight = alike.log() / self.tau_similarity + rarity[:, A, None] + rarity[:, None, B]
         place = torch.arange(N, device=x.device).repeat(len(x), 1)
@@ -88,7 +89,7 @@ class MCTF(Strategy):
 
 
 def _pairs(weight: "Tensor", r: int) -> "tuple[Tensor, Tensor]":
-    """Return (B, r) rows of the (B, n, m) weights that hold the most, the highest first, and the columns of these."""
+    """Return (B, r) rows of the (B, n, m) weights with the largest entries, in descending order, and their columns."""
     from sparsebench.strategy.sorting import sort
 
     best, match = weight.max(dim=2)
@@ -98,5 +99,5 @@ def _pairs(weight: "Tensor", r: int) -> "tuple[Tensor, Tensor]":
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [MCTF]

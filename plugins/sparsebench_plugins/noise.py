@@ -1,4 +1,4 @@
-"""The noisiest tokens go."""
+"""The noisiest tokens are removed."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROUNDING = 1 / (12 * 255**2)
-"""Variance that rounding to 8 bits leaves."""
+"""Variance of the rounding error with 8 bits."""
 
 
 class Noise(Strategy):
     """Removes the tokens with the largest estimated noise, before the first block.
 
-    With pixels: sigma = sqrt(pi / 2) mean |P * L| / 6 over a patch P and its channels, where L is the difference of
-    two Laplacians [[1,-2,1],[-2,4,-2],[1,-2,1]] that answers to noise and hardly to edges (Immerkaer 1996); only
-    where L fits inside the patch. By "ratio" it is sigma^2 over the mean over channels of the pixels' variance, the
-    share of what is there that is noise; a patch that varies less than rounding to 8 bits counts as varying so much.
-    Without pixels: | ||x|| - median ||x|| |, how far a token's norm is from the sample's median norm, since noise on a
-    pattern changes its length; there is no ratio then.
+    With pixels: sigma = sqrt(pi / 2) mean |P * L| / 6 over a patch P and its channels, only where L fits inside the
+    patch. L is the difference of two Laplacians [[1,-2,1],[-2,4,-2],[1,-2,1]], which responds to noise and hardly to
+    edges (Immerkaer 1996). With by=ratio the score is sigma^2 over the variance of the pixels, mean over channels: the
+    share of the variance that is noise. A smaller variance than that of rounding to 8 bits is raised to it. Without
+    pixels: | ||x|| - median ||x|| |, the distance of a token's norm from the median norm of the sample, because noise
+    on a pattern changes its norm; by=ratio is not possible.
     """
 
     name: ClassVar[str] = "noise"
@@ -35,12 +35,12 @@ class Noise(Strategy):
   pages = {300--302},
   year = {1996}
 }"""
-    differs: ClassVar[str] = "only the estimate of the noise is published; to remove tokens by it is this project's"
+    differs: ClassVar[str] = "only the estimate of the noise is published, not the removal of tokens by it"
 
     by: Literal["sigma", "ratio"] = "sigma"
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the noise estimate with its sign turned."""
+        """Return the negative noise estimate."""
         P = view.pixels
         if P is None and self.by == "sigma":
             norms = view.tokens.norm(dim=-1)
@@ -57,5 +57,5 @@ class Noise(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Noise]

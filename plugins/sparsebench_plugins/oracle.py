@@ -1,4 +1,4 @@
-"""The tokens that matter stay: the upper end of the scale."""
+"""The relevant tokens stay: the upper end of the scale."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class Oracle(Strategy):
     """Removes irrelevant tokens first, by the relevance mask. Never ranked.
 
-    Tokens that matter equally are drawn at random, as in Li et al. (ICLR 2023), Section 4.1. It reads the relevance
-    mask, which no deployable method has, and so is never ranked.
+    Equally relevant tokens are selected at random, as in Li et al. (ICLR 2023), Section 4.1. The oracle is never
+    ranked, because no deployable method has the relevance mask.
     """
 
     name: ClassVar[str] = "oracle"
@@ -21,11 +21,11 @@ class Oracle(Strategy):
     needs: ClassVar[frozenset[str]] = frozenset({"relevance"})
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the relevance; a random amount, smaller than any difference between shares, orders equals."""
+        """Return the relevance plus random numbers that order equal tokens; they are smaller than all differences."""
         return view.relevance + 1e-4 * view.random()
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Oracle]

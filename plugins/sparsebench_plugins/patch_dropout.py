@@ -1,4 +1,4 @@
-"""Random tokens stay in training, and all in the test."""
+"""Random tokens stay in training, and all tokens in the test."""
 
 from typing import ClassVar
 
@@ -9,10 +9,10 @@ from sparsebench import How, Keep, Kind, Published, Strategy, TokenView
 class PatchDropout(Strategy):
     """Drops random tokens at the input in training (Liu et al. 2023); the test uses all tokens.
 
-    What it saves is training: the budget is what a training step spends, and the record's MACs are the test's, dense
-    ones. Its cells are marked "in training only": they are those of `random` where that is asked to act in training
-    only. The paper's p = 0.5 is keep_rate=0.5, of N tokens max(1, floor(N (1 - p))). Each step draws anew, but for
-    tasks whose recipe fixes the choice.
+    It saves MACs in training: the budget limits a training step, while the record has the MACs of the test, which are
+    dense. Its cells are marked "in training only"; they are those of `random` in training only. The paper's p = 0.5 is
+    keep_rate=0.5: max(1, floor(N (1 - p))) of N tokens. Each step draws new tokens, except in tasks whose recipe fixes
+    the selection.
     """
 
     name: ClassVar[str] = "patch_dropout"
@@ -30,11 +30,11 @@ class PatchDropout(Strategy):
     published: ClassVar[tuple[Published, ...]] = (Published("patch_dropout:keep_rate=0.5", "ViT"),)
 
     def plan(self, view: TokenView, keep: int) -> Keep | None:
-        """Keep tokens drawn uniformly, one stream a sample; in the test leave all as they are."""
+        """Keep uniformly random tokens, with one stream per sample; in the test keep all tokens."""
         return Keep.top(view.random(), keep) if view.training else None
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [PatchDropout]

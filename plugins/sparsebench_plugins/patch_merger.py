@@ -1,4 +1,4 @@
-"""Learned queries make fewer tokens of many."""
+"""Learned queries compute fewer tokens from many."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class PatchMerger(Strategy):
     """Computes K tokens from N by attention from K learned queries to the normalised tokens (Renggli et al., 2022).
 
-    With X (N, C) and X' = LN(X): softmax over the tokens of Q X'^T, times X', with neither 1 / sqrt(C) nor a residual.
-    Q (K, C) begins as standard normal numbers; Q and LN are trained with the network. K is the number that the budget
-    gives, and what comes out stands for no place. Before the block; class and register tokens pass by. The paper
-    merges once, half-way; here it is at each stage, or where `blocks` says. Both products are among the MACs.
+    With X (N, C) and X' = LN(X), the new tokens are the softmax over tokens of Q X'^T, times X', without the factor
+    1 / sqrt(C) and without a residual. The initial Q (K, C) is standard normal; Q and LN are trained with the network.
+    K is the token count of the budget, and the new tokens have no positions. The paper merges once, after half of the
+    blocks; here tokens are merged at each stage, or in `blocks`. Both products are counted in the MACs.
     """
 
     name: ClassVar[str] = "patch_merger"
@@ -29,10 +29,10 @@ class PatchMerger(Strategy):
   journal = {arXiv preprint arXiv:2202.12015},
   year = {2022}
 }"""
-    differs: ClassVar[str] = "merges at each stage, where the paper merges once, half-way: blocks=6 of 12"
+    differs: ClassVar[str] = "merges at each stage, while the paper merges once, in the middle: blocks=6 of 12"
 
     def module(self, place: Place) -> "Module":
-        """Return the norm and the queries, the rows of a linear layer."""
+        """Return the norm, and the queries as the rows of a linear layer."""
         from torch import nn
 
         queries = nn.Linear(place.width, int(place.keep), bias=False)
@@ -44,12 +44,12 @@ class PatchMerger(Strategy):
         return 2 * place.tokens * place.keep * place.width
 
     def plan(self, view: TokenView, keep: int) -> Mix:
-        """Sum the normed tokens."""
+        """Sum the normalised tokens with the weights of the queries."""
         normed = view.learned["norm"](view.tokens)
         return Mix(view.learned["queries"](normed).softmax(dim=1).mT, values=normed)
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [PatchMerger]

@@ -1,4 +1,4 @@
-"""The patches with most contrast stay."""
+"""The patches with the most contrast stay."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 class PatchVariance(Strategy):
     """Keeps the patches with the largest variance of pixels (mean over channels), before the first block.
 
-    No canonical paper. It knows nothing of the network or the task: a method that looks inside should beat it, and on
-    textured backgrounds it keeps the background. It needs pixels, which theory tasks have not.
+    No canonical paper. The score depends on neither the network nor the task. A method that uses the network should be
+    better. On textured backgrounds the background is kept. It needs pixels, which theory tasks do not have.
     """
 
     name: ClassVar[str] = "patch_variance"
     needs: ClassVar[frozenset[str]] = frozenset({"pixels"})
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the variance, in squared shares of white."""
+        """Return the variance; pixels are in [0, 1]."""
         if view.pixels is None:
             raise UnsupportedError("patch_variance: these tokens are not made of pixels")
         return view.pixels.var(dim=(3, 4), correction=0).mean(dim=2)
@@ -28,5 +28,5 @@ class PatchVariance(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [PatchVariance]

@@ -1,4 +1,4 @@
-"""The tokens stay to whose change the network's output is most sensitive."""
+"""The tokens stay to which the network's output is most sensitive."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 class Perturbation(Strategy):
     """Keeps the tokens to which the network's output is most sensitive, before the first block.
 
-    s_j = E ||f(x + e_j) - f(x)||, f the logits with all tokens kept, e_j Gaussian noise on token j alone; estimated
-    from `draws` of it. No canonical paper, and no method to be used: it shows how far one can come by asking the
-    network itself about each token, without labels or masks. The noise has the standard deviation `sigma`, in units of
-    the root mean square of the sample's tokens.
+    s_j = E ||f(x + e_j) - f(x)||, where f are the logits with all tokens kept, and e_j is Gaussian noise on token j
+    alone; the mean is over `draws` noises. No canonical paper, and not meant for practice: it shows what can be reached
+    by querying the network about each token, without labels or masks. The standard deviation of the noise is `sigma`,
+    in units of the root mean square of the sample's tokens.
 
-    It costs a forward pass a token and draw, and one more, which is counted: tens to hundreds of times the dense
-    network. So a fraction of MACs is what the network may spend on the tokens that stay, the record has all that was
-    spent, and the board says that the two differ. It is meant for few images, in the test alone (--where test).
+    It costs one forward pass per token and draw, and one more. These MACs are counted: tens to hundreds of times those
+    of the dense network. A budget of MACs therefore limits the network with the remaining tokens; the record has all
+    MACs, and the board says that the two differ. It is meant for few images, in the test only (--where test).
     """
 
     name: ClassVar[str] = "perturbation"
@@ -32,11 +32,11 @@ class Perturbation(Strategy):
         "macs_fall_with_the_budget": "asking the network about each token costs more than the tokens do"
     }
 
-    draws: int = Field(1, gt=0, description="noises that are tried on each token")
+    draws: int = Field(1, gt=0, description="number of noises for each token")
     sigma: float = Field(0.1, gt=0, description="standard deviation of the noise over the tokens' root mean square")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the network's answers."""
+        """Return the MACs of the forward passes."""
         return (self.draws * place.tokens + 1) * place.outputs
 
     def scores(self, view: TokenView) -> "Tensor":
@@ -60,5 +60,5 @@ class Perturbation(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Perturbation]

@@ -1,4 +1,4 @@
-"""Unimportant tokens leave where tokens differ much in importance, and similar ones are merged where they do not."""
+"""Unimportant tokens are dropped in images with a high variance of scores; in others similar tokens are merged."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -13,10 +13,10 @@ class PPT(Strategy):
     """Drops or merges tokens, in each image and block by the variance of the scores (Wu et al., PPT).
 
     The score of token j is S_j = a_j ||v_j|| / sum_i a_i ||v_i||, with a_j the class token's attention, mean over heads
-    (attention received, where there is no class token), and v_j the value, all heads concatenated. Where the variance
-    of an image's scores is above `threshold` / P^2, P the number of patches at the input, the tokens with the smallest
-    scores are dropped; else as many of them are merged as by ToMe (Bolya et al. 2023), in pairs of similar keys. As
-    many tokens go on in both. Attention after it weighs tokens by their sizes, unless `proportional` is off.
+    (received attention if there is no class token), and v_j the value, all heads concatenated. If the variance of an
+    image's scores is above `threshold` / P^2, with P the number of patches at the input, the tokens with the smallest
+    scores are dropped. Otherwise pairs of tokens with similar keys are merged as in ToMe (Bolya et al. 2023). The token
+    count is the same in both cases. Later attention weights tokens by their sizes, unless `proportional` is off.
     """
 
     name: ClassVar[str] = "ppt"
@@ -31,9 +31,9 @@ class PPT(Strategy):
   year = {2023}
 }"""
     differs: ClassVar[str] = (
-        "made from a description of the paper: the value of the threshold, which is one for all networks in units of "
-        "the squared mean score at the input, that the scores sum to 1 as in ATS, that every block reduces, and the "
-        "attention by sizes are chosen here"
+        "written from a description of the paper; chosen here are the threshold, which is the same for all networks in "
+        "units of the squared mean score at the input, scores that sum to 1 as in ATS, the reduction in every block, "
+        "and the attention by sizes"
     )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
@@ -42,14 +42,14 @@ class PPT(Strategy):
     most: ClassVar[float] = 0.5
 
     threshold: float = Field(1.0, ge=0, description="variance of the scores, times P^2, above which tokens are dropped")
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of A to B, which are made of every image."""
+        """Return the MACs of the similarities between A and B, which are computed for every image."""
         return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
-        """Drop the lowest scores of some images and merge the closest pairs of the others."""
+        """Drop the tokens with the lowest scores in some images, and merge the most similar pairs in the others."""
         import torch
 
         from sparsebench.strategy.selection import bipartite
@@ -68,5 +68,5 @@ class PPT(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [PPT]

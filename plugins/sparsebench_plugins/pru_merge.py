@@ -12,9 +12,9 @@ class PruMerge(Strategy):
     """Averages each of the most attended tokens with its most similar tokens (Shang et al., Algorithm 1).
 
     The centres are the tokens with the most attention a from the class token, mean over heads; without a class token
-    the attention received. A centre becomes the mean, with weights a, of itself and the k other tokens whose keys are
-    most similar to its own (product, mean over heads); a token may be near to several centres, or to none. The centres
-    go on in the order of their positions. The paper has k = 32 of 576 tokens; here k is that share of those that come.
+    the received attention is used. A centre becomes the mean, with weights a, of itself and of the k other tokens whose
+    keys are most similar to its own (inner product, mean over heads). A token may belong to several centres or to none.
+    The centres are in order of position. The paper has k = 32 of 576 tokens; here k is this share of the N tokens.
     """
 
     name: ClassVar[str] = "pru_merge"
@@ -29,18 +29,18 @@ class PruMerge(Strategy):
   year = {2025}
 }"""
     differs: ClassVar[str] = (
-        "acts within the network, where the paper acts once, before a language model; the budget says how many stay, "
-        "where the paper takes outliers of the attention; the weights of a mean sum to 1"
+        "acts within the network, while the paper acts once, before a language model; the budget sets the token count, "
+        "while the paper keeps outliers of the attention; the weights of a mean sum to 1"
     )
 
-    share: float = Field(1 / 18, gt=0, le=1, description="k, the nearest tokens, as a share of those that come")
+    share: float = Field(1 / 18, gt=0, le=1, description="k, the number of similar tokens, as a share of N")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the products of keys, and of the means."""
         return place.tokens * place.keep * (place.head_width + place.width)
 
     def plan(self, view: TokenView, keep: int) -> Mix:
-        """Merge what is near into each centre."""
+        """Merge the most similar tokens into each centre."""
         import torch
 
         from sparsebench.strategy.sorting import sort
@@ -48,7 +48,7 @@ class PruMerge(Strategy):
         N = view.attention.shape[1]
         centres = sort(sort(view.attention, descending=True).indices[:, :keep]).values
         keys, rows = view.keys.mean(dim=1), torch.arange(len(centres), device=centres.device)[:, None]
-        near = (keys[rows, centres] @ keys.mT).scatter(2, centres[..., None], torch.inf)  # of all its nearest is itself
+        near = (keys[rows, centres] @ keys.mT).scatter(2, centres[..., None], torch.inf)  # itself first
         k = min(N, 1 + max(1, round(self.share * N)))
         order = sort(near, descending=True).indices[..., :k]
         weight = torch.zeros_like(near).scatter(2, order, view.attention[:, None].expand_as(near).gather(2, order))
@@ -57,5 +57,5 @@ class PruMerge(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [PruMerge]

@@ -1,4 +1,4 @@
-"""The tokens nearest to the centre of the grid stay, whatever the image shows."""
+"""The tokens nearest to the centre of the grid stay, in every image."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 class Radial(Strategy):
     """Keeps the tokens nearest to the centre of the image, in the p-norm: a diamond, a disc or a square.
 
-    The fixed pattern of Haurum et al. (2023), which asks what a prior for the centre does alone. Tokens are really
-    removed here, where theirs are masked, and as many as the budget says, where theirs are those within a radius; of
-    equal distances the first in the order of the patches stay. It acts where `attn_topk` does. A fused token has no
-    place and counts as the farthest. It cannot act without a grid (theory tasks), and does not take the disposal
-    "squeeze", after which no token has a place.
+    The fixed pattern of Haurum et al. (2023), which measures the effect of a centre prior alone. Here tokens are
+    removed, while the paper masks them; and the budget sets the token count, while the paper keeps the tokens within a
+    radius. Of equally distant tokens the first in the order of the patches stay. The strategy acts at the same site as
+    `attn_topk`. A fused token has no position and counts as the farthest. It cannot act without a grid (theory tasks),
+    and does not support the disposal "squeeze", after which no token has a position.
     """
 
     name: ClassVar[str] = "radial"
@@ -30,13 +30,13 @@ class Radial(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision Workshops},
   year = {2023}
 }"""
-    differs: ClassVar[str] = "tokens leave, where the published baseline masks them"
+    differs: ClassVar[str] = "tokens are removed, while the published baseline masks them"
     disposals: ClassVar[tuple[Disposal, ...]] = ("drop", "fuse", "merge")
 
     p: Literal[1, 2, "inf"] = 2
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the distance from the centre, in patches, with its sign turned."""
+        """Return the negative distance from the centre, in patches."""
         if view.grid is None:
             raise UnsupportedError("radial: tokens without a grid have no distance from its centre")
         rows, columns = view.grid
@@ -48,5 +48,5 @@ class Radial(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Radial]

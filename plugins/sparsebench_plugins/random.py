@@ -1,4 +1,4 @@
-"""Random tokens stay: a method that does not beat this has found nothing."""
+"""Random tokens stay: a useful method must be better."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 class Random(Strategy):
     """Keeps uniformly random tokens; the random numbers of a sample do not depend on its batch.
 
-    Stratified, the grid is cut into cells of `cell` x `cell` patches, fewer at its end, and of each as large a share
-    stays: of n tokens floor(K n / N) or one more. With K = N / cell^2 that is one random token a cell.
+    With `stratified` the grid is split into cells of `cell` x `cell` patches, smaller at the edges. The same share of
+    each cell stays: floor(K n / N) of n tokens, or one more. With K = N / cell^2 this is one random token per cell.
     """
 
     name: ClassVar[str] = "random"
     kind: ClassVar[Kind] = "baseline"
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    stratified: bool = Field(False, description="draw from each cell of the grid alike; needs a grid")
+    stratified: bool = Field(False, description="keep the same share of each cell; needs a grid")
     cell: int = Field(2, ge=1, description="side of a cell in patches")
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return independent uniform scores; stratified, one in each n-th part of [0, 1) for the n of a cell."""
+        """Return uniform scores: independent, or stratified: the n tokens of a cell have one in each n-th of [0, 1)."""
         u = view.random()
         if not self.stratified:
             return u
@@ -42,5 +42,5 @@ class Random(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Random]

@@ -1,4 +1,4 @@
-"""The tokens that attention changes most stay."""
+"""The tokens that change most by attention stay."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 class RepShift(Strategy):
     """Keeps the tokens to which the block's attention added most: ||x_j' - x_j||_2, its Representation Shift.
 
-    Choi et al. (2025): a token's importance is the distance between what goes into a layer and what comes out of it;
-    no attention map is needed. The paper allows any layer and mostly shows the MLP; tokens leave before the MLP here,
-    so it is the attention's, the residual branch as it is added. The theory model adds nothing and cannot have it.
+    Choi et al. (2025): the importance of a token is the distance between the input and the output of a layer; no
+    attention map is needed. The paper allows any layer and mostly shows the MLP. Here tokens are removed before the
+    MLP, so the layer is the attention, and the distance is the norm of its residual branch. The theory model has no
+    residual branch, so the strategy cannot act on it.
     """
 
     name: ClassVar[str] = "rep_shift"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"branch"})
     citation: ClassVar[str] = "Choi et al., Representation shift, ICCV 2025"
-    differs: ClassVar[str] = "the change that attention makes is measured, where the paper mostly shows the MLP's"
+    differs: ClassVar[str] = "measures the change by the attention, while the paper mostly shows that by the MLP"
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the norm of what was added."""
+        """Return the norm of the residual branch."""
         return view.branch.norm(dim=2)
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [RepShift]

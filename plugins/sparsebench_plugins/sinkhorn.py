@@ -1,4 +1,4 @@
-"""Tokens are shared out among learned centres by optimal transport."""
+"""Tokens are assigned to learned centres by optimal transport."""
 
 import math
 from typing import TYPE_CHECKING, ClassVar
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 class Sinkhorn(Strategy):
     """Computes K tokens from N by a transport plan to K learned centres (Haurum et al., Sinkhorn baseline).
 
-    Tokens and centres are brought to length 1, and S / epsilon are their cosines over the regularisation. The plan T
-    (N, K) = exp(S / epsilon + u + v) is found by Sinkhorn's iterations on logarithms (Cuturi, 2013), in float32, with
-    1 / (K + N) asked of each centre, first, and of each token. These do not add up to the same: after the last
-    iteration the tokens have theirs, and in (K + N) T each sums to 1 over the centres. (K + N) T^T x of the tokens of
-    length 1 goes on, so that lengths are lost. The centres begin as standard normal numbers and are trained with the
-    network.
+    Tokens and centres are normalised to norm 1, and S are their cosines. The transport plan T (N, K) =
+    exp(S / epsilon + u + v) is computed by Sinkhorn iterations on logarithms (Cuturi, 2013), in float32. The marginals
+    are 1 / (K + N) for each centre, which is updated first, and for each token. The two sets of marginals have
+    different sums: after the last iteration only those of the tokens hold, and in (K + N) T each token sums to 1 over
+    the centres. The new tokens are (K + N) T^T x of the normalised tokens x, so that norms are lost. The initial
+    centres are standard normal numbers; they are trained with the network.
 
-    K is the number that the budget gives, and what comes out stands for no place. Before the block; class and register
-    tokens pass by. The cosines and the sums are among the MACs; the iterations only add.
+    K is the token count of the budget, and the new tokens have no positions. The cosines and the sums are counted in
+    the MACs; the iterations only add.
     """
 
     name: ClassVar[str] = "sinkhorn"
@@ -39,11 +39,11 @@ class Sinkhorn(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("sinkhorn:keep_rate=0.7", "DeiT-S"),)
 
-    epsilon: float = Field(1.0, gt=0, description="regularisation: by how much the cosines are divided")
-    iterations: int = Field(3, ge=1, description="Sinkhorn's iterations")
+    epsilon: float = Field(1.0, gt=0, description="regularisation, which divides the cosines")
+    iterations: int = Field(3, ge=1, description="number of Sinkhorn iterations")
 
     def module(self, place: Place) -> "Module":
-        """Return the centres, the rows of a linear layer."""
+        """Return the centres as the rows of a linear layer."""
         from torch import nn
 
         centres = nn.Linear(place.width, int(place.keep), bias=False)
@@ -55,7 +55,7 @@ class Sinkhorn(Strategy):
         return 2 * place.tokens * place.keep * place.width
 
     def plan(self, view: TokenView, keep: int) -> Mix:
-        """Sum the tokens of length 1."""
+        """Sum the normalised tokens with the transport plan."""
         import torch.nn.functional as F
 
         x, centres = F.normalize(view.tokens, dim=2), F.normalize(view.learned.weight, dim=1)
@@ -74,5 +74,5 @@ class Sinkhorn(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [Sinkhorn]

@@ -1,4 +1,4 @@
-"""Learned weights distribute each token over fewer tokens."""
+"""New tokens are sums of all tokens with learned weights."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class SiT(Strategy):
     """Computes K tokens from N with weights from a small network (Zong et al., token slimming).
 
-    W (N, K) = softmax over the tokens of s MLP(X), and W^T X goes on. The MLP is LN, C to C / 2, GELU, C / 2 to K, and
-    s a learned number that begins as 1; both are trained with the network. K is the number that the budget gives, and
-    what comes out stands for no place. Before the block; class and register tokens pass by. All products are among the
-    MACs. The paper's distillation, for which tokens are made of the few again, is left out.
+    W (N, K) is the softmax over tokens of s MLP(X), and the new tokens are W^T X. The MLP is LN, C to C / 2, GELU,
+    C / 2 to K. s is a learned number with the initial value 1; it is trained with the MLP and the network. K is the
+    token count of the budget, and the new tokens have no positions. All products are counted in the MACs. The paper's
+    distillation, which reconstructs all tokens from the new ones, is left out.
     """
 
     name: ClassVar[str] = "sit"
@@ -28,10 +28,10 @@ class SiT(Strategy):
   booktitle = {European Conference on Computer Vision},
   year = {2022}
 }"""
-    differs: ClassVar[str] = "without the distillation for which tokens are made of the few again"
+    differs: ClassVar[str] = "without the distillation that reconstructs all tokens from the new ones"
 
     def module(self, place: Place) -> "Module":
-        """Return the MLP, which holds s too."""
+        """Return the MLP, with s as its parameter `scale`."""
         import torch
         from torch import nn
 
@@ -46,12 +46,12 @@ class SiT(Strategy):
         return place.tokens * (C * half + half * place.keep + place.keep * C)
 
     def plan(self, view: TokenView, keep: int) -> Mix:
-        """Sum the tokens."""
+        """Sum the tokens with the learned weights."""
         weight = (view.learned.scale * view.learned(view.tokens)).softmax(dim=1)
         return Mix(weight.mT)
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [SiT]

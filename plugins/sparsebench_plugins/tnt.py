@@ -1,4 +1,4 @@
-"""Noise in training teaches which tokens matter: those that matter little get more of it."""
+"""Noise in training teaches which tokens are relevant: less relevant tokens get more noise."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 class TNT(Strategy):
     """Keeps the tokens with the largest relevance, learned with noise, but not the most similar ones.
 
-    Rao et al. (2024): alpha = softmax_j(g(LN(x_j))) over the patch tokens before a block, g one linear layer to a
-    number. In training all tokens stay. Before each of blocks 1 to 5 of 12, counted from 0 (in other depths from block
-    1 on as many as 5/12 of the depth, rounded), all tokens are normed, x <- LN(x), class and register tokens too, and
-    patch tokens get noise, s (1 - alpha_j) e with s = 0.02 and e ~ N(0, I): to lower the loss, relevance goes where
-    noise does harm. That is the only thing that g learns from. In the test nothing is normed. In the budget's blocks
-    the K + b tokens with the largest alpha, by the g of that block, are cut into two random halves, the b of the first
-    that have the largest cosine with any of the second leave, and K go on.
+    Rao et al. (2024): the relevance is alpha = softmax_j(g(LN(x_j))) over the patch tokens before a block, where g is a
+    linear layer with one output. In training all tokens stay. Noise is used before blocks 1 to 5 of 12, counted from 0
+    (in other depths before 5/12 of the blocks, rounded, from block 1). There all tokens, including class and register
+    tokens, are normalised, x <- LN(x), and patch tokens get the noise s (1 - alpha_j) e with s = 0.02 and e ~ N(0, I).
+    To reduce the loss, tokens that noise would harm get a high relevance; g learns from nothing else. In the test no
+    token is normalised. In the blocks of the budget, the K + b tokens with the largest alpha, by the g of that block,
+    are split into two random halves. The b tokens of the first half with the largest cosine to any token of the second
+    half are removed, and K tokens remain.
 
-    b is the share `redundant` of the N tokens that are there, and at most N - K and K. The published b is 25 or 40 of
-    196, and tokens leave after block 2, or after 2, 3 and 4, of 12: `blocks=3`, or `blocks=3+4+5`. Where the budget has
-    other blocks than those with noise, as its default has, noise and norm are there too, as g would learn nothing
-    without. It cannot act on the theory models.
+    b is the share `redundant` of the N present tokens, and at most N - K and K. The published b is 25 or 40 of 196, and
+    tokens are removed after block 2, or after 2, 3 and 4, of 12: `blocks=3`, or `blocks=3+4+5`. If the budget has
+    blocks without published noise, as its default has, noise and norm are also used there, because otherwise their g
+    would learn nothing. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "tnt"
@@ -42,21 +43,21 @@ class TNT(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("tnt:counts=118,blocks=3", "DeiT-S", 3.2),)
     differs: ClassVar[str] = (
-        "where the budget names blocks without published noise, as its default does, noise and norm are in these too; "
-        "the redundant are a share of the tokens that are there, where the paper has a number"
+        "if the budget has blocks without published noise, as its default has, noise and norm are also used there; the "
+        "redundant tokens are a share of the present tokens, while the paper has a number"
     )
 
     noise: float = Field(0.02, ge=0, description="standard deviation of the noise on a token without relevance")
-    redundant: float = Field(25 / 196, ge=0, le=1, description="share of the tokens that leave for being like others")
+    redundant: float = Field(25 / 196, ge=0, le=1, description="share of the tokens that are removed as similar")
 
     def module(self, place: Place) -> "Module":
-        """Return the norm and g, without a bias: softmax is the same with any."""
+        """Return the norm and g; g has no bias, because it would not change the softmax."""
         from torch import nn
 
         return nn.Sequential(nn.LayerNorm(place.width), nn.Linear(place.width, 1, bias=False))
 
     def training_blocks(self, depth: int) -> tuple[int, ...]:
-        """Return those before which noise comes."""
+        """Return the blocks with published noise."""
         return tuple(range(1, round(depth * 5 / 12) + 1))
 
     def own_macs(self, place: Place) -> float:
@@ -66,11 +67,11 @@ class TNT(Strategy):
         return place.width * (place.tokens + (first * (chosen - first) if chosen > place.keep else 0))
 
     def _spare(self, tokens: float, keep: float) -> int:
-        """Return b."""
+        """Return b, the number of redundant tokens."""
         return int(min(round(self.redundant * tokens), tokens - keep, keep))
 
     def plan(self, view: TokenView, keep: int) -> Keep | Shift:
-        """Keep the most relevant, without the redundant; in training norm all tokens and add noise."""
+        """Keep the most relevant tokens except redundant ones; in training normalise all tokens and add noise."""
         import torch
 
         x = view.tokens
@@ -89,7 +90,7 @@ class TNT(Strategy):
         return Keep(index, scores=alpha)
 
     def _without_redundant(self, x: "Tensor", index: "Tensor", drawn: "Tensor", b: int) -> "Tensor":
-        """Return (B, K) of the (B, K + b) tokens; the halves are those with the smaller and larger drawn numbers."""
+        """Return (B, K) of the (B, K + b) tokens; the halves have the smaller and the larger drawn numbers."""
         import torch
         import torch.nn.functional as F
 
@@ -105,5 +106,5 @@ class TNT(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [TNT]

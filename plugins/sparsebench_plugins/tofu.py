@@ -1,4 +1,4 @@
-"""Similar tokens leave: dropped in the first blocks, merged in the others, with the length of the longest."""
+"""Similar tokens are dropped in the first blocks, and merged in the others, with the norm of the longest member."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -12,18 +12,15 @@ from sparsebench import How, Keep, Merge, Place, Plan, Published, Schedule, Site
 class ToFu(Strategy):
     """Drops similar tokens in the least linear blocks, and merges them in more linear blocks (Kim et al.).
 
-    The pairs are those of ToMe (Bolya et al. 2023, Section 3): of the whole sequence, class and register tokens first,
-    A has the even places and B the odd; each patch of A is paired with the patch of B whose key is most similar
-    (cosine, mean over heads), and the r closest pairs are taken. The others of A go on, then B: in their order, but
-    where there are no class and register tokens those of A most similar first. In the blocks before `merge_from` the
-    tokens of A in the pairs are dropped. From there on each group becomes one token (MLERP): its plain mean, times the
-    length of its longest member, divided, as released, by the length of its member in B, or, as in the paper, by the
-    length of the mean, which is shorter than its members where they are unlike. Sizes weigh neither the mean nor,
-    unless `proportional` is on, attention after it.
+    The sets A and B, the r pairs and the order of the new tokens are those of `tome` (Bolya et al. 2023, Section 3). In
+    the blocks before `merge_from` the tokens of A in the pairs are dropped. In later blocks each group becomes one
+    token (MLERP): its plain mean, times the norm of its longest member, divided by a norm. As released this is the norm
+    of the member in B; in the paper it is the norm of the mean, which is smaller than those of the members if these
+    differ. The mean is not weighted by sizes; later attention is, with `proportional`.
 
-    Tokens are dropped in the first round(`merge_from` depth) blocks: 7 of 12, where the one known implementation merges
-    from block 7 on, counted from 0. That is a re-implementation by the authors of PiToMe (Tran et al. 2024), and is
-    what "released" means here; the paper sets the block by how linear the network is. A network of one block drops.
+    Tokens are dropped in the first round(`merge_from` depth) blocks, 7 of 12: the only known implementation merges from
+    block 7, counted from 0. It is a re-implementation by the authors of PiToMe (Tran et al. 2024), and "released" means
+    this implementation. The paper chooses the block by the linearity of the network. A network of one block drops.
     """
 
     name: ClassVar[str] = "tofu"
@@ -39,8 +36,8 @@ class ToFu(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("tofu:ratio=0.9", "DeiT-S"),)
     differs: ClassVar[str] = (
-        "follows the one implementation that is known, by the authors of PiToMe; the paper divides a mean by its own "
-        "length (length=paper), and sets the block from which tokens merge by how linear the network is"
+        "follows the only known implementation, by the authors of PiToMe; the paper divides a mean by its own norm "
+        "(length=paper), and chooses the block from which tokens are merged by the linearity of the network"
     )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
@@ -48,18 +45,18 @@ class ToFu(Strategy):
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
 
-    merge_from: float = Field(7 / 12, ge=0, le=1, description="share of the blocks after which tokens are merged")
+    merge_from: float = Field(7 / 12, ge=0, le=1, description="share of the blocks in which tokens are dropped")
     length: Literal["released", "paper"] = Field(
-        "released", description="what the mean is divided by: the length of the member in B, or its own"
+        "released", description="the mean is divided by the norm of the member in B, or by its own norm"
     )
-    proportional: bool = Field(False, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(False, description="later attention weights tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of A to B."""
+        """Return the MACs of the similarities between A and B."""
         return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Plan:
-        """Drop or merge the tokens of A in the r closest pairs."""
+        """Drop or merge the tokens of A in the r most similar pairs."""
         import torch
 
         from sparsebench.strategy.selection import bipartite
@@ -74,7 +71,7 @@ class ToFu(Strategy):
         longest = zeros.scatter_reduce(1, target, lengths, "amax")
         if self.length == "paper":
             plain = Merge(target, weight=torch.ones_like(lengths))
-            divisor = apply(Grouped.of(plain, keep), view.tokens, view.sizes).norm(dim=2)  # that of the sum
+            divisor = apply(Grouped.of(plain, keep), view.tokens, view.sizes).norm(dim=2)  # the norm of the sum
         else:
             members = zeros.scatter_add(1, target, torch.ones_like(lengths))
             divisor = members * zeros.scatter_add(1, target, lengths.masked_fill(leaves, 0.0))
@@ -83,5 +80,5 @@ class ToFu(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [ToFu]

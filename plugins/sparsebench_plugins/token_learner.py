@@ -1,4 +1,4 @@
-"""A small network makes fewer tokens of many."""
+"""A small network computes fewer tokens from many."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 class TokenLearner(Strategy):
     """Computes K tokens from N, each a sum of all tokens with weights from a network (Ryoo et al., version 1.1).
 
-    With X (N, C): the weights are the softmax over the tokens of MLP(LN(X)) (N, K), whose hidden layer has `hidden`
-    neurons with GELU; what comes out is their product with X, K tokens that stand for no place. The network is trained
-    with the model. K is the number that the budget gives. Before the block; class and register tokens pass by. The
-    paper does so once, in the middle; here it is at each stage, or where `blocks` says. All products are among the
-    MACs.
+    With X (N, C), the weights (N, K) are the softmax over tokens of MLP(LN(X)), whose hidden layer has `hidden` neurons
+    with GELU. The K new tokens are the product of the weights and X; they have no positions. The MLP is trained with
+    the network. K is the token count of the budget. The paper reduces tokens once, after half of the blocks; here they
+    are reduced at each stage, or in `blocks`. All products are counted in the MACs.
     """
 
     name: ClassVar[str] = "token_learner"
@@ -31,7 +30,7 @@ class TokenLearner(Strategy):
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2021}
 }"""
-    differs: ClassVar[str] = "makes tokens at each stage, where the paper does so once, in the middle: blocks=6 of 12"
+    differs: ClassVar[str] = "reduces tokens at each stage, while the paper does so once, in the middle: blocks=6 of 12"
 
     hidden: int = Field(64, gt=0, description="neurons of the hidden layer")
 
@@ -47,11 +46,11 @@ class TokenLearner(Strategy):
         return place.tokens * (place.width * self.hidden + self.hidden * place.keep + place.keep * place.width)
 
     def plan(self, view: TokenView, keep: int) -> Mix:
-        """Sum the tokens."""
+        """Sum the tokens with the learned weights."""
         return Mix(view.learned(view.tokens).softmax(dim=1).mT)
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [TokenLearner]

@@ -1,4 +1,4 @@
-"""Similar tokens are merged, a few in every block."""
+"""Similar tokens are merged, some in every block."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,15 +12,16 @@ from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, 
 class ToMe(Strategy):
     """Merges the tokens with the most similar keys, by bipartite soft matching (Bolya et al., Section 3).
 
-    Of the whole sequence, class and register tokens first, set A has the even places and B the odd. Each patch of A
-    finds the patch of B with the most similar key (cosine of keys, mean over heads); the r pairs that are most alike
-    are merged into their size-weighted mean, r the number that has to leave. Class and register tokens are never
-    merged. The others of A go on in their order, then B, so that the next block deals them anew. Where there are no
-    class and register tokens, the others of A go on most similar first. As published, in every block, at most half of
-    the tokens; r tokens a block is the budget `per_block`. Attention after it weighs tokens by their sizes, unless
-    `proportional` is off.
+    In the whole sequence, with class and register tokens first, A is the set of tokens at even positions and B the set
+    of tokens at odd positions. Each patch of A is paired with the patch of B whose key is most similar (cosine, mean
+    over heads). The r most similar pairs are merged into their size-weighted means, where r is the number of tokens to
+    remove. Class and register tokens are never merged. The other tokens of A come first, in their order, then B, so
+    that the next block forms new sets. If there are no class and register tokens, those of A are ordered by similarity,
+    most similar first. As published, the strategy acts in every block, and removes at most half of the tokens; the
+    budget `per_block` sets r. Later attention weights tokens by their sizes, unless `proportional` is off.
 
-    Published with a class token, with a distillation token too, and with none; with registers the rule is the same.
+    The method was published with a class token, also with a distillation token, and with neither. The rule with
+    registers is the same.
     """
 
     name: ClassVar[str] = "tome"
@@ -46,14 +47,14 @@ class ToMe(Strategy):
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
 
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of A to B."""
+        """Return the MACs of the similarities between A and B."""
         return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
-        """Merge the r closest pairs."""
+        """Merge the r most similar pairs."""
         from sparsebench.strategy.selection import bipartite
 
         return Merge(bipartite(view.keys, keep, view.prefix_count)[0])
@@ -61,5 +62,5 @@ class ToMe(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [ToMe]

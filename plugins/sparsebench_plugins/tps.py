@@ -1,4 +1,4 @@
-"""The most attended tokens stay, and each of the others is added to the most similar of them."""
+"""The most attended tokens stay, and each other token is added to the most similar of them."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 class TPS(Strategy):
     """Keeps the tokens with the largest class attention, and adds each other token to its most similar kept token.
 
-    This is eTPS of Wei et al. (2023), Section 3: the scores are EViT's, between attention and MLP; a pruned token q
-    goes to the kept token h of the largest cosine, and h becomes (e h + sum e^cos(h, q) q) / (e + sum e^cos(h, q)).
-    That is the disposal "squeeze", which any score can have; this is one of its published pairings. The other is dTPS,
-    with DynamicViT's learned predictor, which the released networks are: `dynamic_vit:disposal=squeeze`. Without a
-    class token the attention received takes its place. On the theory model, which only removes tokens, only
-    disposal=drop can act.
+    This is eTPS of Wei et al. (2023), Section 3. The scores are those of EViT, between attention and MLP. A pruned
+    token q is added to the kept token h with the largest cosine, and h becomes (e h + sum e^cos(h, q) q) /
+    (e + sum e^cos(h, q)). This is the disposal "squeeze", which can be used with any scores. The publication has two
+    combinations: this one, and dTPS with DynamicViT's learned predictor, `dynamic_vit:disposal=squeeze`. The released
+    networks are dTPS. Without a class token the received attention is used. On the theory model, which only removes
+    tokens, only disposal=drop is possible.
     """
 
     name: ClassVar[str] = "tps"
@@ -35,8 +35,8 @@ class TPS(Strategy):
         Published("tps:keep_rate=0.7,convention=compound-ceil", "DeiT-S", 3.0),
     )
     differs: ClassVar[str] = (
-        "as many tokens leave from the first step of a training on, where EViT's keep rate falls; this is eTPS, the "
-        "released network is dTPS, a learned predictor and then squeeze: dynamic_vit:disposal=squeeze"
+        "in training the token counts are constant, while EViT's keep rate falls; this is eTPS, while the released "
+        "network is dTPS, a learned predictor with squeeze: dynamic_vit:disposal=squeeze"
     )
 
     disposal: Disposal = "squeeze"
@@ -48,5 +48,5 @@ class TPS(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [TPS]

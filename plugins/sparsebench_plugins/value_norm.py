@@ -1,4 +1,4 @@
-"""The tokens with the longest values stay."""
+"""The tokens with the largest value norms stay."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 class ValueNorm(Strategy):
-    """Keeps the tokens with the longest value vectors ||v_j||_2, all heads concatenated.
+    """Keeps the tokens with the largest norm of the value ||v_j||_2, all heads concatenated.
 
-    The part of the score of ATS (Fayyaz et al. 2022) that needs no attention map. Which end is kept is a parameter, as
-    some networks gather tokens of great length that say nothing of their place (Darcet et al. 2024).
+    This is the part of the score of ATS (Fayyaz et al. 2022) that needs no attention map. The parameter `keep` selects
+    the largest or the smallest norms, because some networks have tokens with a large norm that contain no information
+    about their position (Darcet et al. 2024).
     """
 
     name: ClassVar[str] = "value_norm"
@@ -25,12 +26,12 @@ class ValueNorm(Strategy):
     keep: Literal["largest", "smallest"] = "largest"
 
     def scores(self, view: TokenView) -> "Tensor":
-        """Return the norm, with its sign turned where the smallest stay."""
+        """Return the norm, negated if the smallest stay."""
         norm = view.values.square().sum(dim=(1, 3)).sqrt()
         return norm if self.keep == "largest" else -norm
 
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [ValueNorm]

@@ -1,4 +1,4 @@
-"""Similar tokens are merged, and those that attend to everything count for little."""
+"""Similar tokens are merged; tokens that attend to everything have little weight."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,14 +12,13 @@ from sparsebench import How, Merge, Place, Schedule, Site, Strategy, TokenView
 class VidTLDR(Strategy):
     """Merges the pairs of ToMe, weighted by the sharpness of each token's attention (Choi et al., vid-TLDR).
 
-    With A the attention of the patches to each other, mean over heads: token i has the saliency
-    sum_j A_ij log A_ij, the negative entropy of its attention. It is scaled to [0, 1] over the image, and what is below
-    the mean becomes 0: the background. The pairs are those of ToMe (Bolya et al. 2023). In the mean of a group each
-    token that leaves counts its size times its saliency, and the token that it goes into counts its size alone, so
-    that background adds nothing. Sizes add up for attention after it, which weighs tokens by them unless
-    `proportional` is off.
+    With A the attention between patches, mean over heads, the saliency of token i is sum_j A_ij log A_ij, the negative
+    entropy of its attention. It is scaled to [0, 1] over the image, and values below the mean, the background, become
+    0. The pairs are those of ToMe (Bolya et al. 2023). In the mean of a group, the weight of a token that leaves is its
+    size times its saliency; the weight of the token that stays is its size. So the background adds nothing. The size
+    of a group is the sum of sizes; later attention weights tokens by it, unless `proportional` is off.
 
-    The mean's denominator is the sum of these weights: a description of the paper leaves it open. The paper merges in
+    The mean is divided by the sum of these weights, which a description of the paper leaves open. The paper merges in
     the first blocks of video networks.
     """
 
@@ -34,21 +33,21 @@ class VidTLDR(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2024}
 }"""
-    differs: ClassVar[str] = "made from a description of the paper: what the weights are divided by is chosen here"
+    differs: ClassVar[str] = "written from a description of the paper; the divisor of the weights is chosen here"
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
     }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
 
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    proportional: bool = Field(True, description="later attention weights tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of A to B."""
+        """Return the MACs of the similarities between A and B."""
         return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
-        """Merge the r closest pairs, less of the background."""
+        """Merge the r most similar pairs, without the background."""
         import torch
 
         from sparsebench.strategy.selection import bipartite
@@ -67,5 +66,5 @@ class VidTLDR(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [VidTLDR]

@@ -1,4 +1,4 @@
-"""The most attended tokens stay, and of the others those that repeat no other."""
+"""The most attended tokens stay, and of the others those without similar tokens."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,10 +12,10 @@ from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 class VisPruner(Strategy):
     """Keeps important tokens and, of the others, diverse ones (Zhang et al., Section 4).
 
-    Half of the tokens that go on are those with the most attention from the class token, mean over heads; without a
-    class token the attention received. The others lose duplicates in rounds: those at even places among them are
-    compared with those at odd places, and the ones whose most similar partner is the most similar (cosine) leave, at
-    most `step` of them at a time, until as many are left as go on.
+    Half of the remaining tokens are those with the most attention from the class token, mean over heads; without a
+    class token the received attention is used. The other half is left after duplicates are removed in rounds. A round
+    compares the tokens at even positions with those at odd positions, and removes up to `step` tokens at even
+    positions, those with the largest cosine to their most similar token.
     """
 
     name: ClassVar[str] = "vis_pruner"
@@ -31,15 +31,15 @@ class VisPruner(Strategy):
   year = {2025}
 }"""
     differs: ClassVar[str] = (
-        "acts within the network, where the paper acts once, before a language model; how many leave in a round is "
-        "chosen here"
+        "acts within the network, while the paper acts once, before a language model; the number of tokens that leave "
+        "in a round is this project's choice"
     )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "tokens at even places are compared with those at odd places"
     }
 
-    important: float = Field(0.5, ge=0, le=1, description="share of the tokens that go on which attention chooses")
-    step: int = Field(8, gt=0, description="tokens that leave at a time, at most")
+    important: float = Field(0.5, ge=0, le=1, description="share of the remaining tokens that attention selects")
+    step: int = Field(8, gt=0, description="largest number of tokens that leave in a round")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the cosines of each round."""
@@ -48,7 +48,7 @@ class VisPruner(Strategy):
         return sum((R - R // 2) * (R // 2) for R, _ in self._rounds(n - first, keep - first)) * place.width
 
     def _rounds(self, tokens: int, keep: int) -> list[tuple[int, int]]:
-        """Return how many tokens each round has, and how many leave in it; a round takes those at even places."""
+        """Return for each round the number of tokens, and the number of those at even positions that leave."""
         rounds = []
         while tokens > max(keep, 1):
             leave = min(self.step, tokens - keep, tokens - tokens // 2)
@@ -77,5 +77,5 @@ class VisPruner(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [VisPruner]

@@ -1,4 +1,4 @@
-"""The most attended tokens stay as they are, and the others are merged into a few at even distances."""
+"""The most attended tokens stay unchanged, and the others are merged into a few evenly spaced ones."""
 
 from typing import ClassVar
 
@@ -11,12 +11,13 @@ from sparsebench import How, Merge, Place, Site, Strategy, TokenView
 class VisionZip(Strategy):
     """Keeps dominant tokens and merges the others into contextual ones (Yang et al., Section 3).
 
-    Dominant are the tokens with the most attention from the class token, mean over heads; without a class token the
-    attention received. Of the others every s-th is a target, in the order of their positions, from the first on; s is
-    their number over that of the contextual tokens, rounded down. Each of the rest joins the target with the most
-    similar key (cosine, mean over heads), of equal ones the first, and a target becomes the mean of its members.
+    Dominant tokens are those with the most attention from the class token, mean over heads; without a class token the
+    received attention is used. Of the others, in order of position, every s-th token from the first is a target; s is
+    their number divided by the number of contextual tokens, rounded down. Each remaining token joins the target with
+    the most similar key (cosine, mean over heads), or the first of equally similar ones. A contextual token is the mean
+    of a target and its members.
 
-    Of M tokens that go on 5/32 are contextual: the paper keeps 54 + 10, 108 + 20 and 162 + 30 of 576.
+    5/32 of the M tokens are contextual: the paper keeps 54 + 10, 108 + 20 and 162 + 30 of 576.
     """
 
     name: ClassVar[str] = "vision_zip"
@@ -32,14 +33,14 @@ class VisionZip(Strategy):
   year = {2025}
 }"""
     differs: ClassVar[str] = (
-        "acts within the network, where the paper acts once, before a language model; a mean weighs tokens by their "
-        "sizes; made from descriptions of the paper, in which keys are compared by their products"
+        "acts within the network, while the paper acts once, before a language model; means weight tokens by their "
+        "sizes; written from descriptions of the paper, in which keys are compared by their inner products"
     )
 
-    contextual: float = Field(5 / 32, ge=0, le=1, description="share of the tokens that go on which are merged ones")
+    contextual: float = Field(5 / 32, ge=0, le=1, description="share of merged tokens in the new tokens")
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs of the similarities of the rest to the targets."""
+        """Return the MACs of the similarities between the targets and the tokens that join them."""
         targets = self._targets(int(place.keep))
         return (place.tokens - place.keep) * targets * place.head_width
 
@@ -61,7 +62,7 @@ class VisionZip(Strategy):
             stays = torch.ones_like(host, dtype=torch.bool).scatter(1, others, False)
             return Merge(torch.where(stays, stays.cumsum(dim=1) - 1, -1), scores=view.attention)
         step = others.shape[1] // targets
-        groups = others[:, : targets * step].unflatten(1, (targets, step))  # of which the first is the target
+        groups = others[:, : targets * step].unflatten(1, (targets, step))  # the first of a group is the target
         target = groups[:, :, 0]
         rest = torch.cat([groups[:, :, 1:].flatten(1), others[:, targets * step :]], dim=1)
         metric = F.normalize(view.keys.mean(dim=1), dim=2)
@@ -72,5 +73,5 @@ class VisionZip(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [VisionZip]

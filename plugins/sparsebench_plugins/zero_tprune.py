@@ -1,4 +1,4 @@
-"""Tokens that the attention graph ranks low leave, and before them some that are similar to others."""
+"""Tokens with a low rank in the attention graph are removed, and before them some similar tokens."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 class ZeroTPrune(Strategy):
     """Zero-TPrune (Wang et al. 2024): Weighted Page Rank of the tokens, then pruning by similarity, then by rank.
 
-    I-stage: s <- A^T s from 1 / T in each head, class token included: most often in the first quarter of the blocks,
-    less in the middle, once in the last. Heads whose variance of s T lies outside [low, high] are ignored; where none
-    is left all are taken. (s sums to 1, and so its own variance is below 1 / T: the bounds can only be meant of s T.)
-    The heads' s are joined by their root mean square. S-stage: the tokens in the order of s form two groups, every
-    other one or the halves; of the less important group go those with the most similar key (cosine, heads
-    concatenated) in the other, `similar` of all that are to go. Then the lowest s go. The paper has blocks and rates of
-    its own; here schedule and budget have them, and `similar` and `groups` are chosen here.
+    I-stage: s <- A^T s is iterated in each head, from 1 / T, including the class token. The number of iterations is
+    largest in the first quarter of the blocks, smaller in the middle, and 1 in the last quarter. Heads whose variance
+    of s T is outside [low, high] are ignored; if no head is left, all are used. (s sums to 1, so its own variance is
+    below 1 / T, and the bounds must refer to s T.) The s of the heads are combined by their root mean square.
+
+    S-stage: in the order of s the tokens form two groups, alternating or as halves. In the less important group, the
+    tokens whose most similar key (cosine, heads concatenated) in the other group is most similar are removed, up to the
+    share `similar` of all tokens to remove. Then the tokens with the lowest s are removed. The paper sets the blocks
+    and rates; here schedule and budget set them. `similar` and `groups` are this project's choice.
     """
 
     name: ClassVar[str] = "zero_tprune"
@@ -37,14 +39,16 @@ class ZeroTPrune(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("zero_tprune:macs=0.653", "DeiT-S", 3.0),)
     differs: ClassVar[str] = (
-        "the blocks, the rates, the share that leaves as similar and the grouping are chosen here, and the bounds on "
-        "the variance of a head are taken of s T"
+        "the blocks, the rates, the share of tokens removed as similar and the grouping are this project's choice; the "
+        "bounds of a head's variance refer to s T"
     )
 
-    iterations: tuple[PositiveInt, PositiveInt, PositiveInt] = Field((30, 5, 1), description="early, middle, late")
-    low: float = Field(0.01, description="least variance of s T of a head that counts")
-    high: float = Field(0.7, description="largest variance of s T of a head that counts")
-    similar: float = Field(0.5, ge=0, le=1, description="share of those to go that go as similar")
+    iterations: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (30, 5, 1), description="iterations in early, middle and late blocks"
+    )
+    low: float = Field(0.01, description="smallest variance of s T of a head that is used")
+    high: float = Field(0.7, description="largest variance of s T of a head that is used")
+    similar: float = Field(0.5, ge=0, le=1, description="share of similar tokens in the removed tokens")
     groups: Literal["alternate", "rank"] = "alternate"
 
     def own_macs(self, place: Place) -> float:
@@ -54,11 +58,11 @@ class ZeroTPrune(Strategy):
         return place.heads * (ranks + pairs * place.head_width)
 
     def _rounds(self, block: int, depth: int) -> int:
-        """Return how often s is multiplied by A in that block."""
+        """Return the number of multiplications of s by A in this block."""
         return self.iterations[(block >= depth / 4) + (block >= 3 * depth / 4)]
 
     def plan(self, view: TokenView, keep: int) -> Keep:
-        """Keep the highest ranks among those that are not too similar."""
+        """Keep the highest ranks, without the most similar tokens."""
         s = self.rank(view)
         N = s.shape[1]
         order = Keep.top(s, N).index
@@ -72,7 +76,7 @@ class ZeroTPrune(Strategy):
         return Keep(Keep.top(s.scatter(1, second.gather(1, leaving), -1.0), keep).index, scores=s)
 
     def rank(self, view: TokenView) -> "Tensor":
-        """Return (B, N), the patches' importance by the I-stage."""
+        """Return (B, N), the importance of the patches after the I-stage."""
         A = view.attention_maps
         T = A.shape[-1]
         s = A.new_full((*A.shape[:2], 1, T), 1 / T)
@@ -88,5 +92,5 @@ class ZeroTPrune(Strategy):
 
 @sparsebench.hookimpl
 def sparsebench_strategies() -> list[type[Strategy]]:
-    """Bring in the strategy."""
+    """Return the strategy class."""
     return [ZeroTPrune]

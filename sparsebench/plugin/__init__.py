@@ -1,1 +1,1 @@
-"""How strategies, tasks and models come in: hooks, discovery, specifications on the command line."""
+"""Plugins: hooks, discovery, the content of plugin files, and observers."""

@@ -1,4 +1,4 @@
-"""Plugins that do not come with sparsebench: what is hashed of their files, and classes from a notebook as files."""
+"""Plugin files: hashes of their code, their execution, and classes from a notebook written as plugin files."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sparsebench.errors import UserError
+from sparsebench.files import write_whole
 from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
 
 _LIBRARIES = {"sparsebench", "sparsebench_plugins", "sparsebench_dask", "numpy", "torch", "torchvision", "timm"}
-"""What a plugin imports and does not bring, whatever lies in its folder; the standard library likewise."""
+"""Modules, besides the standard library, that never belong to a plugin, whatever files its folder has."""
 
 
 CODE = "code-"
-"""What a revision begins with that is a hash of code, so that it is no number."""
+"""The prefix of revisions that are hashes of code, which tells them from numbers."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """A plugin file, with what it imports that lies in its folder, or in that of the package it is in.
+    """A plugin file, with everything that it imports from its folder or from the folder of its package.
 
     Attributes:
-        path: the file.
-        source: what it holds.
-        root: the folder that names of files begin from.
-        files: hashes of all these files, of the code of those that are Python (see `code_of`), by path.
-        imports: names of the modules and packages of the plugin file's folder that are among them.
+        path: the plugin file.
+        source: the content of the plugin file.
+        root: the folder of the plugin file, or of the package that contains it; names of files are relative to it.
+        files: hashes of all these files, by path; for Python files the hash of their code, see `code_of`.
+        imports: names of the imported modules and packages.
     """
 
     path: Path
@@ -51,7 +52,7 @@ class Content:
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
-        """Read a plugin file and what it imports.
+        """Read a plugin file and the files that it imports.
 
         Raises:
             UserError: a file cannot be read.
@@ -79,15 +80,16 @@ class Content:
 
     @property
     def revision(self) -> str:
-        """What tells its code from other code, on every Python the same."""
+        """The hash of the code, the same with every version of Python."""
         lines = sorted(f"{_name(path, self.root)}\0{sha256}\n" for path, sha256 in self.files.items())
         about = lines[0].partition("\0")[2] if len(lines) == 1 else "".join(lines)
         return f"{CODE}{hashlib.sha256(about.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def execute(self, module: ModuleType) -> None:
-        """Execute the file, as it was read, in a module; it imports the others from beside it.
+        """Execute the file, as it was read, in a module; its other files are imported from its folder.
 
-        Those are its own, when it imports them late too: other modules of their names have them again after.
+        The file gets its own modules, also if it imports them later. Other modules with the same names are restored
+        after each import.
         """
         code = compile(self.source, self.path, "exec")
         if not self.imports:
@@ -98,7 +100,7 @@ class Content:
 
         @contextmanager
         def local_imports() -> Iterator[None]:
-            """Have its folders first on the path, and its modules under their names."""
+            """Put its folders first on the path, and its modules into `sys.modules`."""
             writes, previous = sys.dont_write_bytecode, _take_modules(self.imports)
             others = {name: value for name, value in previous.items() if getattr(value, "__file__", "") not in files}
             sys.modules.update(modules)
@@ -119,34 +121,34 @@ class Content:
         vars(module)["__builtins__"] = vars(builtins) | {"__import__": import_}
         with local_imports():
             exec(code, vars(module))
-            for name in self.imports:  # which one of them may import late
+            for name in self.imports:  # now, because its own modules may import each other later, without `import_`
                 with suppress(Exception):
                     import_module(name)
 
 
 def _take_modules(names: Collection[str]) -> dict[str, ModuleType]:
-    """Take modules of these names, and what is below them, out of those that are imported."""
+    """Remove modules with these names, and their submodules, from `sys.modules`; return them."""
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
 
 def texts_of(path: Path, revision: str) -> tuple[str, dict[str, str]]:
-    """Return the name of a plugin file, and what it and the modules that it brings hold, by their names.
+    """Return the name of a plugin file, and the texts of it and of the files that it imports, by name.
 
-    Written to those names in another folder they are the same plugin; `__init__.py` of packages that the file lies in
-    are among them. There is nothing where the revision is another one by now, or one of the files is no text.
+    Written under these names to another folder, they are the same plugin. The texts include `__init__.py` of the
+    packages that contain the file. Returns ("", {}) if the revision has changed, or a name or a file is not UTF-8.
     """
     content = Content.of_file(path)
     above = [place / "__init__.py" for place in content.path.parents if place.is_relative_to(content.root)]
     paths = {_name(place, content.root): place for place in (*content.files, *above) if place.is_file()}
     try:
-        texts = {name: paths[name].read_bytes().decode() for name in sorted(paths) if name.encode()}
+        texts = {name.encode().decode(): path.read_bytes().decode() for name, path in sorted(paths.items())}
     except (OSError, ValueError):
         texts = {}
     return (_name(content.path, content.root), texts) if texts and content.revision == revision else ("", {})
 
 
 def file_revision(path: Path) -> str:
-    """Return the revision of a plugin file, with what it imports from beside it, or "" if that cannot be read."""
+    """Return the revision of a plugin file and the files that it imports, or "" if they cannot be read."""
     try:
         return Content.of_file(path).revision if path.is_file() else ""
     except UserError:
@@ -154,45 +156,45 @@ def file_revision(path: Path) -> str:
 
 
 def code_of(content: bytes) -> str:
-    """Return a hash of a Python source without its comments, docstrings and layout; of what is no Python its bytes'.
+    """Return a hash of Python source that ignores comments, docstrings and layout; of anything else, of its bytes.
 
-    It is that of a form of its own of the syntax tree, which every Python writes alike: fields by their names, without
-    those that hold nothing, as newer Pythons have more of them; constants by type and in ASCII; of an f-string its
-    pieces joined, as Pythons before 3.12 cut them otherwise.
+    The hash is that of a canonical form of the syntax tree, which is the same with every version of Python. Fields are
+    ordered by name; empty fields are left out, because newer versions have more of them. Constants are written with
+    their type, in ASCII. Pieces of an f-string are joined, because Python before 3.12 splits them in other places.
     """
     tree = _parse(content)
     if tree is None:
         return hashlib.sha256(content).hexdigest()
     tokens: list[str] = []
     stack: list[Any] = [tree]
-    while stack:  # no recursion, which long expressions exhaust
-        thing = stack.pop()
-        if isinstance(thing, _End):
-            tokens.append(thing)
-        elif isinstance(thing, ast.Constant):
-            tokens.append(f"{type(thing.value).__name__} {_constant(thing.value)}")
-        elif isinstance(thing, ast.AST):
-            tokens.append(f"({type(thing).__name__}")
+    while stack:  # recursion would fail on long expressions
+        item = stack.pop()
+        if isinstance(item, _End):
+            tokens.append(item)
+        elif isinstance(item, ast.Constant):
+            tokens.append(f"{type(item.value).__name__} {_constant(item.value)}")
+        elif isinstance(item, ast.AST):
+            tokens.append(f"({type(item).__name__}")
             stack.append(_End(")"))
-            for name, value in sorted(_fields(thing), reverse=True, key=lambda field: field[0]):
+            for name, value in sorted(_fields(item), reverse=True, key=lambda field: field[0]):
                 stack += [value, _End(f".{name}")]
-        elif isinstance(thing, list):
+        elif isinstance(item, list):
             tokens.append("[")
-            stack += [_End("]"), *reversed(thing)]
-        else:  # a name, a level of an import, a conversion, or a hole in a list
-            tokens.append(_constant(thing))
+            stack += [_End("]"), *reversed(item)]
+        else:  # a name, the level of an import, a conversion, or None in a list
+            tokens.append(_constant(item))
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 
 
-_UNSAID = {"ctx", "type_ignores", "type_comment", "kind"}
+_IGNORED = {"ctx", "type_ignores", "type_comment", "kind"}
 
 
 class _End(str):
-    """A mark of the canonical form, in the midst of what is left to be said."""
+    """A token of the canonical form, on the stack among the nodes that are not yet written."""
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a node that hold something, but for statements that are a text, as docstrings are."""
+    """Yield the fields of a node that are not empty, without statements that are a string, such as docstrings."""
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(node, ast.JoinedStr):
@@ -201,7 +203,7 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
             value = [item for item in value if not (isinstance(item, ast.Expr) and _text(item.value) is not None)]
         elif name == "format_spec" and isinstance(value, ast.JoinedStr) and not _join(value.values):
             continue
-        if name not in _UNSAID and value is not None and value != []:
+        if name not in _IGNORED and value is not None and value != []:
             yield name, value
 
 
@@ -210,7 +212,7 @@ def _text(node: ast.expr) -> str | None:
 
 
 def _join(pieces: Iterable[ast.expr]) -> list[ast.expr]:
-    """Return the pieces of an f-string, texts that follow each other as one, and without empty ones."""
+    """Return the pieces of an f-string; adjacent texts are joined, and empty texts are left out."""
     joined: list[ast.expr] = []
     for piece in pieces:
         if joined and (before := _text(joined[-1])) is not None and (text := _text(piece)) is not None:
@@ -221,14 +223,14 @@ def _join(pieces: Iterable[ast.expr]) -> list[ast.expr]:
 
 
 def _constant(value: Any) -> str:
-    return hex(value) if type(value) is int else ascii(value)  # digits of a long number Python does not write
+    return hex(value) if type(value) is int else ascii(value)  # Python does not write long integers in decimal
 
 
 def _parse(content: bytes) -> ast.Module | None:
-    """Return the syntax tree of a source, or None of what is no Python."""
+    """Return the syntax tree of a source, or None if it is not Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd in it Python says when it is run
+            warnings.simplefilter("ignore")  # Python warns when the file is executed
             return ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -239,7 +241,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """Yield a file, or all files of a package but hidden ones and what Python has compiled of others."""
+    """Yield a file, or all files of a package except hidden files and compiled ones."""
     if not place.is_dir():
         yield place
         return
@@ -250,7 +252,7 @@ def _files(place: Path) -> Iterator[Path]:
 
 
 def _modules(folder: Path) -> dict[str, Path]:
-    """Return the modules and packages in a folder that a plugin may bring, by name."""
+    """Return the modules and packages in a folder that can belong to a plugin, by name."""
     paths = {
         module.name: folder / (module.name if module.ispkg else f"{module.name}.py")
         for module in iter_modules([str(folder)])
@@ -260,7 +262,7 @@ def _modules(folder: Path) -> dict[str, Path]:
 
 
 def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
-    """Return which of the known modules a source imports; none of what is no Python."""
+    """Return which of the modules a source imports; none if it is not Python."""
     names = set[str]()
     if not any(name.encode() in content for name in modules) or (tree := _parse(content)) is None:
         return names
@@ -273,7 +275,7 @@ def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
 
 
 FOLDER = "plugins"
-"""Of a run's folder, with the sources of strategies that were given as classes."""
+"""The subfolder of a run's folder with the sources of strategies that were given as classes."""
 PLAIN = (int, float, str, bool, bytes, type(None))
 HOOK = """
 
@@ -286,33 +288,43 @@ def sparsebench_strategies():
 """
 
 
-def plugin_file(cls: type[Strategy]) -> str:
-    """Return the source of a plugin file that brings a class, with all that it uses of its module.
+def write(strategy: Strategy | type[Strategy], out: Path) -> str:
+    """Write a class, and everything that it uses from its module, into a run's folder; return the value for --plugin.
+
+    An instance stands for its class with its parameters. A strategy that comes with sparsebench needs no file.
 
     Raises:
-        UserError: it is no strategy, its source is not known, or it uses what a file cannot hold.
+        UserError: the class is not a strategy, its source is unknown, or it uses a value that cannot be stored.
     """
+    cls = strategy if isinstance(strategy, type) else type(strategy)
+    words = "" if isinstance(strategy, type) else words_of(strategy.model_dump(mode="json", exclude_defaults=True))
+    if cls.__module__.startswith("sparsebench_plugins."):
+        return f"{cls.name}{words}"
     if problem := complaint(cls):
         raise UserError(problem)
     parts: dict[str, str] = {}
     _add(cls, parts)
-    return "\n\n".join(["from __future__ import annotations", *parts.values()]) + HOOK.format(name=cls.__name__)
+    text = "\n\n".join(["from __future__ import annotations", *parts.values()]) + HOOK.format(name=cls.__name__)
+    path, content = out / FOLDER / f"{cls.name}.py", text.encode()
+    if not path.is_file() or path.read_bytes() != content:
+        write_whole(path, content)
+    return f"{path}{words}"
 
 
-def _add(thing: type | FunctionType, parts: dict[str, str]) -> None:
-    """Add the source of a class or function after that of all that it uses."""
-    text, names = _source(thing)
-    parts[thing.__name__] = ""  # it may name itself
+def _add(user: type | FunctionType, parts: dict[str, str]) -> None:
+    """Add the source of a class or function to `parts`, after the source of everything that it uses."""
+    text, names = _source(user)
+    parts[user.__name__] = ""  # it may use its own name
     read = dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
-    for name in read:  # those in annotations among them
+    for name in read:  # including names in annotations
         if name in names and name not in parts:
-            parts[name] = _line(name, names[name], thing, parts)
-    del parts[thing.__name__]
-    parts[thing.__name__] = text
+            parts[name] = _line(name, names[name], user, parts)
+    del parts[user.__name__]
+    parts[user.__name__] = text
 
 
 def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str]) -> str:
-    """Return the line that gives a name its value in the file."""
+    """Return the source that gives a name its value in the file."""
     module = getattr(value, "__module__", None)
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
@@ -326,42 +338,27 @@ def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str
         return f"from {module} import {spelled} as {name}"
     raise UserError(
         f"'{user.__name__}' uses '{name}', which cannot be stored with it", got=type(value).__name__,
-        next_step="write the strategy to a file, and name that",
+        next_step="write the strategy to a file, and pass its path",
     )  # fmt: skip
 
 
-def _source(thing: type | FunctionType) -> tuple[str, dict[str, Any]]:
-    """Return the text of a class or function, and the global names where it was written."""
-    for function in _functions(thing):
+def _source(user: type | FunctionType) -> tuple[str, dict[str, Any]]:
+    """Return the source of a class or function, and the global names of its module."""
+    for function in _functions(user):
         lines = linecache.getlines(function.__code__.co_filename)
         for node in ast.walk(ast.parse("".join(lines))) if lines else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == thing.__name__:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == user.__name__:
                 begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 if begin <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
                     text = "".join(lines[begin - 1 : node.end_lineno])
                     return inspect.cleandoc(f"\n{text}"), function.__globals__
     raise UserError(
-        f"the source of '{thing.__name__}' is not known here", next_step="write the strategy to a file, and name that"
+        f"the source of '{user.__name__}' is unknown", next_step="write the strategy to a file, and pass its path"
     )
 
 
-def _functions(thing: type | FunctionType) -> Iterator[FunctionType]:
-    for item in [thing] if isinstance(thing, FunctionType) else list(vars(thing).values()):
-        item = getattr(item, "__func__", getattr(item, "fget", item))  # of a class or static method, and of a property
+def _functions(user: type | FunctionType) -> Iterator[FunctionType]:
+    for item in [user] if isinstance(user, FunctionType) else vars(user).values():
+        item = getattr(item, "__func__", getattr(item, "fget", item))  # class methods, static methods, properties
         if isinstance(item, FunctionType):
             yield item
-
-
-def write(strategy: Strategy | type[Strategy], out: Path) -> str:
-    """Write the plugin file of a class or an instance into a run's folder; return how users name it."""
-    from sparsebench.files import write_whole
-
-    cls = strategy if isinstance(strategy, type) else type(strategy)
-    words = "" if isinstance(strategy, type) else words_of(strategy.model_dump(mode="json", exclude_defaults=True))
-    if cls.__module__.startswith("sparsebench_plugins."):
-        return f"{cls.name}{words}"
-    path = out / FOLDER / f"{getattr(cls, 'name', cls.__name__)}.py"
-    content = plugin_file(cls).encode()
-    if not path.is_file() or path.read_bytes() != content:
-        write_whole(path, content)
-    return f"{path}{words}"

@@ -1,4 +1,4 @@
-"""The hooks. They register and observe; none of them runs while tokens are being removed."""
+"""The hooks, by which plugins register classes and observe records. None runs while tokens are removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Hooks:
-    """What a plugin module may define, each decorated with `sparsebench.hookimpl`."""
+    """The functions that a plugin module may define, each decorated with `sparsebench.hookimpl`."""
 
     @hookspec
     def sparsebench_strategies(self) -> list[type[Strategy]]:  # type: ignore[empty-body]

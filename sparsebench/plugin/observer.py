@@ -1,4 +1,4 @@
-"""What an observer is, and the thread of its own in which it is called: one that hangs costs a bounded time."""
+"""The base class of observers, and the thread of each observer, so that one that hangs costs a bounded time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 See = Callable[["Record"], None]
 T = TypeVar("T")
 PATIENCE = 60.0
-"""Seconds that an observer may take for a record, to be opened, or to let the program end."""
+"""Seconds that an observer may take to open, for a record, and at the end of the program."""
 
 
 class Observer(BaseModel):
@@ -53,22 +53,22 @@ class Observer(BaseModel):
 
 
 def missing_library(name: str) -> UserError:
-    """Return the error for a shipped observer without its library."""
+    """Return the error for a shipped observer whose library is not installed."""
     return UserError(f"observer '{name}' is not installed", next_step=f"pip install 'sparsebench[{name}]'")
 
 
 class ObserverThread:
-    """A thread for the calls of one observer: what a library opens in a thread it may want to be used there only."""
+    """A thread for all calls of one observer; some libraries allow an object only in the thread that opened it."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what a call returns, or raise what it raises.
+        """Return the result of a function, or raise its exception.
 
         Raises:
-            TimeoutError: it takes longer than an observer may; later calls would wait for it.
+            TimeoutError: the function takes longer than `PATIENCE`; later calls would wait for it.
         """
         if self._thread.ident is None:
             self._thread.start()
@@ -83,18 +83,18 @@ class ObserverThread:
             function, answer = self._calls.get()
             try:
                 answer.set_result(function())
-            except BaseException as error:  # raised again in the thread that asked
+            except BaseException as error:  # raised again in the thread of the caller
                 answer.set_exception(error)
 
 
 def leave_in_time(code: int) -> None:
-    """Have this process end with a code if it does not do so by itself: threads or exit handlers may hang."""
+    """End this process with an exit code after `PATIENCE` seconds, if threads or exit handlers hang."""
 
     def end() -> None:
         threading.Event().wait(PATIENCE)
-        text = f"WARNING: something that an observer or a plugin left did not end in {PATIENCE:g} s and is cut off\n"
+        text = f"WARNING: a thread or exit handler of an observer or a plugin did not end in {PATIENCE:g} s; exiting\n"
         os.write(2, text.encode())
         os._exit(code)
 
-    with suppress(RuntimeError):  # the system allows no thread
+    with suppress(RuntimeError):  # no thread can be started
         threading.Thread(target=end, daemon=True).start()

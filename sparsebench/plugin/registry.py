@@ -1,4 +1,4 @@
-"""Finds strategies, tasks, models, suites, papers and observers. A broken installed plugin costs only itself."""
+"""Finds strategies, tasks, models, suites, papers and observers. A broken installed plugin affects no other plugin."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HIDDEN = "SPARSEBENCH_HIDE"
-"""The variable that names distributions, or packages, with commas between them, whose plugins are left out."""
+"""The environment variable with names of distributions or packages, separated by commas, whose plugins are ignored."""
 
 
 @lru_cache(64)
 def distribution(dist: metadata.Distribution | None) -> tuple[str, str]:
-    """Return a distribution's name and version, "" of none; its metadata take a millisecond to parse."""
+    """Return a distribution's name and version, "" without one. Cached, as parsing takes a millisecond."""
     if dist is None:
         return "", ""
     name, version = (str((dist.metadata.get_all(key) or [""])[0]) for key in ("Name", "Version"))
@@ -50,14 +50,14 @@ def distribution(dist: metadata.Distribution | None) -> tuple[str, str]:
 
 
 def module_of(entry: metadata.EntryPoint) -> str:
-    """Return the module that an entry point names; "" where what it says is no module's name."""
+    """Return the module that an entry point names; "" if its value is not the name of a module."""
     match = entry.pattern.match(entry.value)
     module = "" if match is None else str(match["module"])
     return module if all(part.isidentifier() for part in module.split(".")) else ""
 
 
 def entries() -> dict[str, metadata.EntryPoint]:
-    """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
+    """Return the installed entry points by name. Of two with the same name, the shipped one counts, else the first."""
     points: dict[str, metadata.EntryPoint] = {}
     names = set(os.environ.get(HIDDEN, "").split(",")) - {""}
     present = (
@@ -69,12 +69,12 @@ def entries() -> dict[str, metadata.EntryPoint]:
         first = points.setdefault(entry.name, entry)
         if first.value != entry.value:
             dist = distribution(entry.dist)[0] or "?"
-            log.warning("plugin '%s' of %s is left out: its name is taken", entry.name, dist)
+            log.warning("plugin '%s' of %s is ignored: its name is taken", entry.name, dist)
     return points
 
 
 def files_of(entry: metadata.EntryPoint) -> list[Path]:
-    """Return the Python files of the package, or the one module, in which an entry point lies; none is imported."""
+    """Return the Python files of the package, or of the single module, of an entry point, without importing them."""
     name = module_of(entry).partition(".")[0]
     specs = (finder.find_spec(name, None) for finder in sys.meta_path if name)
     spec = next((spec for spec in specs if spec is not None), None)
@@ -86,12 +86,12 @@ def files_of(entry: metadata.EntryPoint) -> list[Path]:
 
 
 def is_shipped(entry: metadata.EntryPoint) -> bool:
-    """Say whether an entry point is of sparsebench's own."""
+    """Return whether an entry point belongs to sparsebench itself."""
     return distribution(entry.dist)[0] == PROJECT
 
 
 FIRST = ("tasks", "models")
-"""Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
+"""Entry points of sparsebench's own tasks and models, loaded first so that no plugin takes their names."""
 
 
 BRINGS: dict[str, tuple[type, str]] = {
@@ -100,15 +100,15 @@ BRINGS: dict[str, tuple[type, str]] = {
     "model": (Model, "sparsebench_models"),
     "observer": (Observer, "sparsebench_observers"),
 }
-"""The base class of each kind of class that plugins bring, and the hook that returns them."""
+"""For each kind of class that plugins provide, the base class and the hook that returns the classes."""
 
 
 @dataclass(frozen=True)
 class PluginClass:
-    """A class that a plugin brings, and where it came from.
+    """A class that a plugin provides, and its origin.
 
     Attributes:
-        file: the plugin file it was loaded from, or None.
+        file: the plugin file of the class, or None for an installed plugin.
     """
 
     cls: type[Any]
@@ -123,15 +123,15 @@ class PluginError(UserError):
 class Registry:
     """Everything that can be named on the command line.
 
-    Installed plugins are modules under the entry-point group `sparsebench`; one is imported when a name is asked for
-    that is its entry point's, and all of them only when a name is not found that way or a list is wanted.
+    Installed plugins are modules in the entry-point group `sparsebench`. A name that is also the name of an entry point
+    imports only this plugin. All plugins are imported only for a list, or if a name is not found this way.
 
     Attributes:
-        broken: why an installed plugin could not be loaded, by its name.
+        broken: the reasons why installed plugins could not be loaded, by plugin name.
         files: the plugin files that were loaded.
 
     Args:
-        shipped_only: whether no installed plugin counts but sparsebench's own.
+        shipped_only: whether to ignore all installed plugins except sparsebench's own.
     """
 
     def __init__(self, *, shipped_only: bool = False) -> None:
@@ -145,7 +145,7 @@ class Registry:
             self.load_entry(name)
 
     def strategy(self, name: str) -> PluginClass:
-        """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
+        """Return the strategy of that name; imports no other plugin if an entry point has the name."""
         return self._require("strategy", name, f"{name}.py" if Path(f"{name}.py").is_file() else None)
 
     def task(self, name: str) -> type[Task]:
@@ -157,7 +157,7 @@ class Registry:
         return self._require("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None).cls
 
     def _require(self, kind: str, name: str, meant: str | None = None) -> PluginClass:
-        """Return what has a name; if nothing has, and the plugin of that name is broken, that is said."""
+        """Return the class of that name; the error for a missing one suggests `meant`, or says why it did not load."""
         if (item := self._look_for(kind, name)) is not None:
             return item
         if name in self.broken:
@@ -165,11 +165,11 @@ class Registry:
         raise unknown(kind, name, {*self._items[kind], *self.broken}, meant=meant)
 
     def observers_for(self, name: str) -> list[type[Observer]]:
-        """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
+        """Return the observers to turn on for a name or a plugin file; none if the plugin observes records by a hook.
 
         Raises:
-            UserError: there is none.
-            PluginError: it cannot be loaded.
+            UserError: there is no such observer.
+            PluginError: the plugin cannot be loaded.
         """
         plugin, items = name, list[PluginClass]()
         if name.endswith(".py"):
@@ -183,7 +183,7 @@ class Registry:
         return [item.cls for item in items]
 
     def _look_for(self, kind: str, name: str) -> PluginClass | None:
-        """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
+        """Return the class of that name, or None. Loads all plugins unless the name's entry point provides it."""
         if name not in self._items[kind] and name in self.entries:
             self.load_entry(name)
         if name not in self._items[kind]:
@@ -191,7 +191,7 @@ class Registry:
         return self._items[kind].get(name)
 
     def strategies(self) -> list[PluginClass]:
-        """Return every strategy that is installed or was loaded from a file."""
+        """Return every strategy that is installed or loaded from a file."""
         return self._list("strategy")
 
     def tasks(self) -> list[type[Task]]:
@@ -211,15 +211,15 @@ class Registry:
         return [item for _, item in sorted(self._items[kind].items())]
 
     def suites(self) -> dict[str, Path | Traversable]:
-        """Return the TOML file of every suite that plugins bring, by its name."""
+        """Return the TOML file of every suite of the plugins, by name."""
         return self._answers("sparsebench_suites", lambda file: str(file.name).removesuffix(".toml"))
 
     def papers(self) -> dict[str, Paper]:
-        """Return every paper that plugins reproduce, by its name."""
+        """Return every paper that plugins reproduce, by name."""
         return self._answers("sparsebench_papers", lambda paper: paper.name)
 
     def _answers(self, hook: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
-        """Return what plugins answer to a hook by name: of two with one the shipped one, else the first, counts.
+        """Return the results of a hook by name. If two have the same name, the shipped one counts, or else the first.
 
         A plugin that fails is named in `broken`.
         """
@@ -229,8 +229,8 @@ class Registry:
         implementations = getattr(self.manager.hook, hook).get_hookimpls()
         for impl in sorted(implementations, key=lambda impl: (impl.plugin_name not in shipped, impl.plugin_name)):
             try:
-                for thing in impl.function():
-                    results.setdefault(name_of(thing), thing)
+                for result in impl.function():
+                    results.setdefault(name_of(result), result)
             except Exception as error:
                 self.broken[impl.plugin_name] = one_line(error)
         return dict(sorted(results.items()))
@@ -241,12 +241,12 @@ class Registry:
             self.load_entry(name)
 
     def load_entry(self, name: str) -> None:
-        """Load one installed plugin, unless that was done or tried before."""
+        """Load one installed plugin, unless it was loaded, or failed to load, before."""
         if name in self.broken or self.manager.has_plugin(name):
             return
         if name not in self.entries:
             raise UserError(
-                f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
+                f"the installation has no entry point for plugin '{name}'", next_step="install sparsebench again"
             )
         entry = self.entries[name]
         dist, version = distribution(entry.dist)
@@ -261,8 +261,8 @@ class Registry:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
 
         Raises:
-            UserError: there is no such file, it cannot be read, it brings nothing, or something whose name is taken.
-            PluginError: it fails to load.
+            UserError: the file does not exist, cannot be read, or provides nothing.
+            PluginError: it fails to load, or one of its names is taken.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
@@ -283,12 +283,12 @@ class Registry:
         return [name for name, item in self._items["strategy"].items() if item.file == path]
 
     def _take(self, load: Callable[[], ModuleType], origin: Origin, file: Path | None = None) -> None:
-        """Load a module and take what its hooks return.
+        """Load a module and add the classes that its hooks return.
 
-        What it prints meanwhile does not go to the standard output, which is the command's.
+        What it prints goes to standard error, because standard output belongs to the command.
 
         Raises:
-            PluginError: that failed; it says why.
+            PluginError: the module or one of its classes cannot be loaded; the text gives the reason.
         """
         name = origin.plugin if file is None else str(file)
         before = {kind: dict(items) for kind, items in self._items.items()}
@@ -302,34 +302,33 @@ class Registry:
                         self._add(kind, cls, origin, file)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a stranger's code: whatever it raises is its own
+        except BaseException as error:  # a plugin may raise anything, such as SystemExit
             self._items = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             raise PluginError(one_line(error)) from error
 
     def owners(self, strategy: str, task: str, model: str) -> list[PluginClass]:
-        """Return the strategy, the task and the model of those names, with where they came from."""
-        self.task(task), self.model(model)
-        return [self.strategy(strategy), self._items["task"][task], self._items["model"][model]]
+        """Return the strategy, the task and the model of these names, with their origins."""
+        return [self.strategy(strategy), self._require("task", task), self._require("model", model)]
 
-    def part_of(self, thing: Task | Model) -> Part:
-        """Return the part of a cell that names a task or a model, with the revision of the code that brings it."""
-        item = self._items["task" if isinstance(thing, Task) else "model"].get(thing.name)
-        if item is None or item.cls is not type(thing) or item.file is None:
-            return Part.of(thing, "" if thing.revision == 1 else str(thing.revision))
-        return Part.of(thing, item.origin.revision)
+    def part_of(self, instance: Task | Model) -> Part:
+        """Return the part of a cell that names a task or a model, with the revision of its code."""
+        item = self._items["task" if isinstance(instance, Task) else "model"].get(instance.name)
+        if item is None or item.cls is not type(instance) or item.file is None:
+            return Part.of(instance, "" if instance.revision == 1 else str(instance.revision))
+        return Part.of(instance, item.origin.revision)
 
-    def check_revision(self, thing: Task | Model, part: Part) -> None:
-        """Raise UserError if a task or a model that was made from the part of a cell has another revision than that."""
-        if (here := self.part_of(thing).revision) != part.revision:
+    def check_revision(self, instance: Task | Model, part: Part) -> None:
+        """Raise UserError if a task or a model has another revision than the part of the cell that it was made from."""
+        if (revision := self.part_of(instance).revision) != part.revision:
             raise UserError(
-                f"'{part.name}' has another revision here than in its cell", got=here or "1",
+                f"'{part.name}' has another revision here than in its cell", got=revision or "1",
                 allowed=part.revision or "1", next_step="run it again",
             )  # fmt: skip
 
     def _classes(self, name: str, hook: str) -> Iterator[Any]:
-        """Yield what a plugin returns from a hook."""
+        """Yield the classes that a plugin returns from a hook."""
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             if implementation.plugin_name == name:
                 returned = implementation.function()
@@ -341,7 +340,7 @@ class Registry:
         """Add a class under its name.
 
         Raises:
-            UserError: it is none of that kind, or its name is taken.
+            UserError: the class is not valid for its kind, or its name is taken.
         """
         if problem := complaint(cls) if kind == "strategy" else _complaint(kind, cls):
             raise UserError(problem)
@@ -359,7 +358,7 @@ class Registry:
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:
-        """Raise UserError if metrics of a task are none, lack values, or are not the same as others of their name."""
+        """Raise UserError if a task's metrics are invalid, have no values, or differ from others of the same name."""
         if cls.metrics and cls.measure is Task.measure and cls.successes is Task.successes:
             raise UserError(
                 f"task '{cls.name}' declares metrics, and nothing gives their values",
@@ -375,17 +374,17 @@ class Registry:
                 raise UserError(f"there is another metric '{name}', which is not the same", next_step="rename it")
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
-        """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
+        """Return the hooks that receive every record, each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
 
 
 def _execute(content: Content) -> ModuleType:
-    """Return a plugin file as a module under a private name."""
+    """Execute a plugin file as a module with a private name, and return the module."""
     path = content.path
     name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
-    sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pydantic look it up while it is executed
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pydantic look it up during the execution
     try:
         content.execute(module)
     except BaseException:
@@ -395,15 +394,15 @@ def _execute(content: Content) -> ModuleType:
 
 
 def _check_hooks(module: ModuleType) -> None:
-    """Raise UserError for a hook implementation whose name is no hook's."""
+    """Raise UserError for a hook implementation whose name is not that of a hook."""
     hooks = [name for name in vars(Hooks) if name.startswith(PROJECT)]
-    for name, thing in vars(module).items():
-        if isinstance(getattr(thing, f"{PROJECT}_impl", None), dict) and name not in hooks:
+    for name, value in vars(module).items():
+        if isinstance(getattr(value, f"{PROJECT}_impl", None), dict) and name not in hooks:
             raise unknown("hook", name, hooks)
 
 
 def _complaint(kind: str, cls: Any) -> str | None:
-    """Return what is wrong with a would-be task, model or observer, or None."""
+    """Return why a class is not a valid task, model or observer, or None."""
     if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind][0])):
         return f"{cls!r} is not a subclass of {BRINGS[kind][0].__name__}"
     if not isinstance(getattr(cls, "name", None), str):

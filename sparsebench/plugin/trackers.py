@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 STEPS, SERIES = "watched_steps", "watched_"
 CELL = "sparsebench.cell"
-"""The tag of an MLflow run that names its cell."""
+"""The tag of an MLflow run with the id of its cell."""
 
 
-def slug(text: str, most: int = 80) -> str:
-    """Return at most so many letters, digits, dots, dashes and underscores that resemble the text."""
-    return re.sub(r"[^\w.-]+", "_", text, flags=re.ASCII)[:most].strip(".") or "_"
+def slug(text: str) -> str:
+    """Return at most 80 letters, digits, dots, dashes and underscores that resemble the text."""
+    return re.sub(r"[^\w.-]+", "_", text, flags=re.ASCII)[:80].strip(".") or "_"
 
 
 def key(text: str) -> str:
-    """Return the text if it is a slug, else its slug with a hash of it, so that no two texts have one key."""
+    """Return the text if it is a slug, otherwise its slug with a hash of the text, so that keys of texts differ."""
     plain = slug(text)
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def experiment(record: Record) -> str:
-    """Return task-model: what is compared with each other."""
+    """Return task-model, the name of the experiment; cells of one experiment are compared."""
     return f"{key(record.cell.task.name)}-{key(record.cell.model.name)}"
 
 
 def title(record: Record) -> str:
-    """Return what people call the cell within its experiment."""
+    """Return the readable name of the cell within its experiment."""
     cell = record.cell
     where = "" if cell.where == "both" else f", {cell.where} only"
     return f"{record.label}, {cell.budget.label}{where}, {cell.n_train} samples, repetition {cell.repetition}"
 
 
 def parameters(record: Record) -> dict[str, bool | int | float | str]:
-    """Return the cell flat: strategy, strategy.power, budget.macs, ...; the cell it starts from by its id."""
+    """Return the cell as a flat dictionary: strategy, strategy.power, budget.macs, ...; `init` is the id of a cell."""
     cell = record.cell
     flat: dict[str, Any] = {"label": record.label, "kind": record.kind, "status": record.status}
     for name in ("task", "model", "strategy"):
@@ -72,7 +72,7 @@ def metrics(record: Record) -> dict[str, float]:
 
 
 def series(record: Record) -> Iterator[tuple[str, int, float]]:
-    """Yield name, step and value of all that was watched while training."""
+    """Yield name, step and value of the quantities that were recorded during training."""
     steps = record.samples.get(STEPS, ())
     for name, values in record.samples.items():
         if name.startswith(SERIES) and name != STEPS:
@@ -85,7 +85,7 @@ class TensorBoard(Observer):
     """Writes event files: one folder for each cell, with metrics, hyper-parameters and training curves.
 
     Attributes:
-        dir: the log folder; OUT/tensorboard unless given.
+        dir: the log folder; OUT/tensorboard by default.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -93,7 +93,7 @@ class TensorBoard(Observer):
     dir: str = ""
 
     def open(self, out: Path) -> See:
-        """Return what writes DIR/task-model/strategy...cell_id of a record, in place of what was there."""
+        """Return the function that writes a record to DIR/task-model/strategy...cell_id, replacing an earlier one."""
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
@@ -119,7 +119,7 @@ class MLflow(Observer):
     """Writes MLflow runs: one experiment for each task and model, one run for each cell.
 
     Attributes:
-        uri: a folder, or any tracking URI that the installed MLflow takes; the folder OUT/mlruns unless given.
+        uri: a folder, or any tracking URI that the installed MLflow takes; the folder OUT/mlruns by default.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -127,8 +127,8 @@ class MLflow(Observer):
     uri: str = ""
 
     def open(self, out: Path) -> See:
-        """Return what writes the run of a record, in place of one that was there."""
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported
+        """Return the function that writes a record as a run, and replaces an earlier run of its cell."""
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
         try:
             from mlflow import MlflowClient
         except ImportError as error:
@@ -137,14 +137,14 @@ class MLflow(Observer):
         if "://" not in uri and not uri.startswith("file:"):
             uri = check_writable(Path(uri) if uri else out / "mlruns").resolve().as_uri()
         if uri.startswith("file:"):
-            # MLflow 3.7 and later use folders only if told so; databases need more packages
+            # MLflow 3.7 and later need this for folders; databases need more packages.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = MlflowClient(tracking_uri=uri)
         return partial(_log, client, lru_cache(maxsize=None)(partial(_experiment, client)))
 
 
 def _log(client: MlflowClient, experiment_of: Callable[[str], tuple[str, dict[str, str]]], record: Record) -> None:
-    """Write a run, then delete the one that the cell had; MLflow cuts what is too long for it."""
+    """Write a run, then delete the cell's earlier run, if any; MLflow truncates long values."""
     from mlflow.entities import Metric, Param
 
     id_, runs = experiment_of(experiment(record))
@@ -168,7 +168,7 @@ def _log(client: MlflowClient, experiment_of: Callable[[str], tuple[str, dict[st
 
 
 def _experiment(client: MlflowClient, name: str) -> tuple[str, dict[str, str]]:
-    """Return the id of an experiment, made if it was not there, and its runs by cell."""
+    """Return the id of an experiment, which is created if missing, and its runs by cell id."""
     experiment = client.get_experiment_by_name(name)
     id_ = experiment.experiment_id if experiment else client.create_experiment(name)
     runs = client.search_runs([id_], max_results=50_000)

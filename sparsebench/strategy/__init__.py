@@ -1,1 +1,1 @@
-"""What an author writes, a strategy, and what it is given and answers: views, plans, budgets, checks of plans."""
+"""The base class of strategies, and what they read and return: views, plans, budgets, checks of plans."""

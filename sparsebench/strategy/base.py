@@ -1,6 +1,6 @@
-"""What a strategy is: what it says of itself, what its author writes, and what a class must be to be one.
+"""The base class of strategies, and the checks of their classes.
 
-This module imports no torch, so that listing strategies stays fast; a strategy file need not import it either.
+This module does not import torch, so that listing strategies stays fast; a strategy file need not import it either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
-"""How tokens are disposed of, by the disposals."""
+"""The `how` of each disposal."""
 
 
 class ModelOutputs(NamedTuple):
@@ -92,19 +92,14 @@ class Published(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What of a strategy decides how a budget becomes token counts; see `Strategy`.
+    """The properties of a strategy that turn a budget into token counts; the fields not listed are as in `Strategy`.
 
     Attributes:
-        site: where it acts.
-        needs: the fields of the view that it reads.
-        schedule: its own.
-        most: the largest share of the tokens that can leave at once.
-        fuses: whether one token more goes on, in which those that left are fused.
-        own_macs: the MACs of its own that a choice costs, those of its disposal among them.
-        scaled: blocks in which one token alone is fused, so that as many go on as came.
-        first: the share of the blocks before the first removal, for schedules that remove tokens in every block.
-        rests: whether tokens that do not take part in a block are there again after it, see `Rest`. A count then holds
-            in each block until the next one, as it does where tokens leave.
+        needs: the fields of the view that the strategy and its disposal read.
+        own_macs: its own MACs at a block, including those of its disposal.
+        scaled: blocks in which only one token is fused, so that the token count stays the same.
+        rests: whether tokens that skip a block are present again after it, see `Rest`. A count then holds in each block
+            until the next count, as it does if tokens are removed.
     """
 
     site: str
@@ -205,12 +200,12 @@ class Strategy(BaseModel):
         return cls.disposals or default
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to be changed, in words of its author's."""
+        """Raise StrategyError, because parameters are frozen; its text is for the author of the strategy."""
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
             raise StrategyError(
-                f"'{self.name}' set self.{name}: it keeps nothing between calls; use view.memory in a pass"
+                f"'{self.name}' set self.{name}: it keeps no state between calls; use view.memory in a pass"
             ) from error
 
     def requires(self) -> frozenset[str]:
@@ -222,11 +217,11 @@ class Strategy(BaseModel):
         return self.requires() | disposals.NEEDS[self.disposal]
 
     def _all_own_macs(self, place: Place) -> float:
-        """Return the MACs of its own products and of its disposal's."""
+        """Return the MACs of the strategy's own products and of its disposal."""
         return self.own_macs(place) + disposals.own_macs(self.disposal, place)
 
     def traits(self) -> Traits:
-        """Return what of it decides how a budget becomes token counts."""
+        """Return the properties that turn a budget into token counts."""
         fuses = self.fuses or self.disposal == "fuse"
         macs, first = self._all_own_macs, self.first
         return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first, rests=self.rests)
@@ -243,11 +238,11 @@ class Strategy(BaseModel):
         return 0.0
 
     def module(self, place: Place) -> Module | None:
-        """Return the module with the strategy's weights at this block, or None; it is trained with the network's
-        weights.
+        """Return the module with the strategy's weights at this block, or None.
 
-        Called once per cell for each block in which the strategy acts, with seeded random numbers. The view has the
-        module as `learned`. For a strategy with `fit`, the module is not trained but filled with the result of `fit`.
+        It is trained with the network's weights. Called once per cell for each block in which the strategy acts, with
+        seeded random numbers. The view has the module as `learned`. For a strategy with `fit`, the module is not
+        trained but filled with the result of `fit`.
         """
         return None
 
@@ -265,10 +260,9 @@ class Strategy(BaseModel):
         return cls.fit is not Strategy.fit
 
     def training_blocks(self, depth: int) -> tuple[int, ...]:
-        """Return blocks, from 0 to `depth` - 1, in which it also acts in training, independent of the budget; none by
-        default.
+        """Return blocks, from 0 to `depth` - 1, in which it also acts in training, whatever the budget.
 
-        In a block that is not in the budget, `plan` is called with `keep` = N.
+        None by default. In a block that is not in the budget, `plan` is called with `keep` = N.
         """
         return ()
 
@@ -277,8 +271,7 @@ class Strategy(BaseModel):
         raise NotImplementedError
 
     def ramp(self, done: float) -> float:
-        """Return how far, from 0 (all tokens) to 1 (the budget), tokens are removed at the share `done` of the
-        training.
+        """Return how far tokens are removed, from 0 (all stay) to 1 (the budget), at the share `done` of the training.
 
         Not called unless overridden. The test always uses the budget.
         """
@@ -338,28 +331,30 @@ class Strategy(BaseModel):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return a plan that turns the N tokens of the view into `keep` tokens; None leaves all tokens unchanged."""
-        shape = tuple(vars(view)["index"].shape)  # not by attribute: `check` watches what the strategy reads
+        shape = tuple(vars(view)["index"].shape)  # not view.index: `check` records it as read by the strategy
         scores = disposals.check_scores(self.scores(view), shape, f"'{self.name}'")
         return disposals.dispose(self.disposal, scores, keep, view)
 
 
 def how_of(cls: type[Strategy]) -> str:
-    """Return how a strategy disposes of tokens: "trained" where it learns it, "truth" for oracles, "-" for dense."""
-    if cls.kind == "oracle" or not cls.budgeted:
-        return "truth" if cls.kind == "oracle" else "-"
+    """Return how a strategy disposes of tokens: "trained" if it learns this, "truth" for oracles, "-" for dense."""
+    if cls.kind == "oracle":
+        return "truth"
+    if not cls.budgeted:
+        return "-"
     if cls.trained:
         return "trained"
     return (cls.how or "") if cls.plan is not Strategy.plan else DISPOSED[cls.model_fields["disposal"].default]
 
 
 def how_of_label(how: str, label: str) -> str:
-    """Return how a strategy with parameters disposes of tokens: as its `disposal`, if it has one there."""
+    """Return how a strategy with parameters disposes of tokens: by the `disposal` in its label, if any, else `how`."""
     disposal = parts_of(label)[1].get("disposal")
     return how if disposal not in DISPOSED or how in ("trained", "truth") else DISPOSED[disposal]
 
 
 def complaint(candidate: object) -> str | None:
-    """Return what is wrong with a would-be strategy class, or None."""
+    """Return why the candidate is not a valid strategy class, or None."""
     if isinstance(candidate, Strategy):
         return f"{candidate!r} is an instance of a strategy; return the class, {type(candidate).__name__}"
     if not (isinstance(candidate, type) and issubclass(candidate, Strategy)):
@@ -373,18 +368,18 @@ def complaint(candidate: object) -> str | None:
 
 
 def _complaints(cls: type[Strategy]) -> dict[str, object]:
-    """Return what may be wrong with a class, each with what is true where it is."""
+    """Return the possible faults of a class, each with a value that is true if the class has it."""
     needs = set(cls.needs) if isinstance(cls.needs, set | frozenset) else set[str]()
     count, clash = cls.fit_images, set(cls.model_fields) & set(Budget.model_fields)
     decides = not cls.budgeted or cls.plan is not Strategy.plan or cls.scores is not Strategy.scores
-    methods = () if decides else ("scores", "plan")  # of 40 classes the likest names take a second
+    methods = () if decides else ("scores", "plan")  # the nearest names of 40 classes take a second
     near = [name for method in methods for name in difflib.get_close_matches(method, vars(cls), n=1)]
     return {
         f".kind must be one of {', '.join(KINDS)}, got {cls.kind!r}": cls.kind not in KINDS,
         f".site must be one of {', '.join(SITES)}, got {cls.site!r}": cls.site not in SITES,
-        " lets tokens rest, so its site must be 'block', and it neither adaptive nor trained":
+        " lets tokens rest, so its site must be 'block', and adaptive and trained must be False":
             cls.how == "rest" and (cls.site != "block" or cls.adaptive or cls.trained),
-        " has a fit and no module: write module(place), which returns what holds the tensors of fit":
+        " has a fit and no module: write module(place), which returns a module with the tensors of fit":
             cls.fits() and cls.module is Strategy.module,
         " has a fit and is trained: it is one or the other, leave out fit or trained = True":
             cls.fits() and cls.trained,
@@ -404,7 +399,7 @@ def _complaints(cls: type[Strategy]) -> dict[str, object]:
 
 
 def complaint_on_revision(cls: type) -> str | None:
-    """Return what is wrong with the revision that a strategy, task or model declares, or None."""
+    """Return why the revision of a strategy, task or model class is invalid, or None."""
     revision = getattr(cls, "revision", None)
     if isinstance(revision, int) and not isinstance(revision, bool) and revision >= 1:
         return None
@@ -412,9 +407,9 @@ def complaint_on_revision(cls: type) -> str | None:
 
 
 def place_of(error: BaseException, strategy: Strategy) -> str:
-    """Return " (FILE:LINE)", where a strategy's own code was last in an error; "" if nowhere.
+    """Return " (FILE:LINE)", the last line of the strategy's package in the error's traceback; "" if there is none.
 
-    Of what it returned, and of what breaks its contract elsewhere, that is where its `plan` or `scores` begins.
+    For a StrategyError without such a line, such as an illegal plan, return where `plan` or `scores` begins.
     """
     cls = type(strategy)
     package = cls.__module__.partition(".")[0]
@@ -431,6 +426,6 @@ def place_of(error: BaseException, strategy: Strategy) -> str:
 
 
 def line_of(strategy: Strategy, method: str) -> str:
-    """Return " (FILE:LINE)", where a method of a strategy begins; "" where that is not known."""
+    """Return " (FILE:LINE)", where a method of a strategy begins; "" if unknown."""
     code = getattr(inspect.unwrap(getattr(type(strategy), method)), "__code__", None)
     return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"

@@ -1,4 +1,4 @@
-"""What a strategy may spend: budgets, as users and suites say them; `counts` makes token counts of them."""
+"""Budgets, as users and suites write them; `sparsebench.measure.counts` turns them into token counts."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ Schedule = Literal["stages", "every", "late"]
 Convention = Literal["power-floor", "compound-ceil"]
 AMOUNTS = {"macs": "macs {}", "keep_rate": "keep {}", "per_block": "{} a block", "ratio": "ratio {} a block",
            "counts": "counts {}"}  # fmt: skip
-"""The ways to say how much, with how a label begins that says it so."""
+"""The fields that set the amount, each with the form of the amount in a label."""
 SHARED = ("macs", "keep_rate")
-"""Amounts that every strategy can spend, wherever it acts."""
+"""Amounts that every strategy can have, at every site."""
 SHARES = {
     "macs": "fraction of MACs",
     "keep_rate": "keep rate",
     "ratio": "share of its tokens that a block keeps (ratio)",
 }
 LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
-"""Parameters that budgets of older records do not have, with what they mean there."""
+"""Fields that budgets in older records lack, with the values that these budgets imply."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+)")
 
 
 class Budget(BaseModel):
-    """What a strategy may spend, said in one of five ways, and how that is spread over the blocks.
+    """The limit on the cost of a strategy: one of five amounts, and how it is spread over the blocks.
 
     Attributes:
         macs: target fraction of the dense MACs, in (0, 1].
-        keep_rate: share of the tokens that stays, in (0, 1]. At every stage, or, where tokens leave every block, after
-            the last one.
-        per_block: tokens that leave each block, r of ToMe (Bolya et al. 2023): a number, or "FIRST..LAST" for one that
-            changes linearly from the first block to the last, rounded down.
-        ratio: share of its tokens that stays in each block, in (0, 1]; N - floor(N - ratio N) go on (Tran et al. 2024).
-        counts: tokens that go on after each of `blocks`, or after each block of the network, or of the part of it in
-            which the strategy acts.
+        keep_rate: share of the tokens that stays, in (0, 1]: at each stage, or, if tokens leave in every block, after
+            the last block.
+        per_block: tokens that leave in each block, r of ToMe (Bolya et al. 2023): a number, or "FIRST..LAST" for a
+            number that changes linearly from the first block to the last, rounded down.
+        ratio: share of its tokens that stays in each block, in (0, 1]; N - floor(N - ratio N) stay (Tran et al. 2024).
+        counts: tokens that remain after each of `blocks`; without `blocks`, after each block of the network, or of the
+            part of it in which the strategy acts.
         convention: how a keep rate r becomes the count K_s of stage s: "power-floor" floor(r^s N)
             (DynamicViT, Rao et al. 2021) or "compound-ceil" ceil(r K_(s-1)) (EViT, Liang et al. 2022).
-        schedule: "stages": in some blocks, the same share in each; "every": in every block, as many in each; "late": in
-            every block, in proportion to (l / L)^gamma in block l of L. None leaves the strategy's own.
-        gamma: of the late schedule.
-        blocks: where tokens leave, from 0, with any schedule; without it in every block, or, in stages, after each
-            quarter of the network; a strategy may begin later, see `Strategy.first`.
+        schedule: "stages": tokens leave in some blocks, the same share in each; "every": in every block, the same
+            number in each; "late": in every block, in proportion to (l / L)^gamma in block l of L. None: the schedule
+            of the strategy.
+        gamma: exponent of the late schedule.
+        blocks: the blocks, from 0, in which tokens leave, with any schedule. Without it they leave in every block, or,
+            in stages, after each quarter of the network; a strategy may begin later, see `Strategy.first`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -109,47 +110,47 @@ class Budget(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what came later and is not used, so that the hashes of cells from before it still hold."""
+        """Leave out newer fields that are not used, so that the hashes of older cells stay the same."""
         fields: dict[str, Any] = dump(self)
         return {key: value for key, value in fields.items() if key not in LATER or value != LATER[key]}
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """The name of the budget in tables."""
         where = "" if self.blocks is None else " @" + ",".join(map(str, self.blocks))
         if self.schedule is not None:
             where += {"stages": " in stages", "every": " every block", "late": f" late {self.gamma:g}"}[self.schedule]
         name, value = next((name, value) for name in AMOUNTS if (value := getattr(self, name)) is not None)
         text = ",".join(map(str, value)) if name == "counts" else f"{value:g}" if isinstance(value, float) else value
-        says_rounding = name == "keep_rate" or (name == "macs" and self.convention != "power-floor")
-        return AMOUNTS[name].format(text) + (f" {self.convention}" if says_rounding else "") + where
+        rounds = name == "keep_rate" or (name == "macs" and self.convention != "power-floor")
+        return AMOUNTS[name].format(text) + (f" {self.convention}" if rounds else "") + where
 
 
 def amount_of(label: str) -> str:
-    """Return what a budget's label says without where tokens leave; what remains says how much, the same everywhere."""
+    """Return a budget's label without blocks and schedule: the amount, which is comparable between schedules."""
     return _PLACES.sub("", label)
 
 
 def parts_of(label: str) -> dict[str, str]:
-    """Return the field that says how much in a budget's label, with its value; nothing of another text."""
+    """Return the field of the amount in a budget's label, with its value; {} for any other text."""
     forms = {name: form.replace("{}", r"(\S+?)") + r"(?=,?(\s|$))" for name, form in AMOUNTS.items()}
     return next(({name: match[1]} for name, form in forms.items() if (match := re.match(form, label))), {})
 
 
 def _check_per_block(value: Any) -> None:
-    """Raise UserError for tokens per block that are neither a number nor FIRST..LAST."""
+    """Raise UserError if `per_block` is neither a number nor FIRST..LAST."""
     ends = _RANGE.fullmatch(value) if isinstance(value, str) else None
     number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if not number and (ends is None or not any(int(end) for end in ends.groups())):
-        raise UserError("tokens that leave each block (per_block)", got=value, allowed="1 or more, or as in 26..0")
+        raise UserError("tokens that leave each block (per_block)", got=value, allowed="1 or more, or such as 26..0")
 
 
 def _check_schedule(key: str, data: dict[str, Any]) -> None:
-    """Raise UserError for a schedule beside an amount that says itself how many tokens leave each block."""
+    """Raise UserError for a schedule that an amount contradicts by setting how many tokens leave in each block."""
     allowed = {"per_block": ("every", "stages"), "ratio": ("every",), "counts": ()}[key]
     if (schedule := data.get("schedule")) is not None and schedule not in allowed:
         raise UserError(
-            f"{key} says how many tokens leave each block, and schedule={schedule} says another thing",
+            f"{key} says how many tokens leave each block, and schedule={schedule} contradicts it",
             allowed=f"schedule={' or '.join(allowed)}" if allowed else f"{key} without a schedule",
             next_step="name the blocks with blocks=3+6+9, or leave the schedule out",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a plan must be for the harness to carry it out."""
+"""Checks of the plans that strategies return."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
 
 ROUNDING = 1e-5
-"""What a hard 0 or 1 with the gradient of a soft one, hard + soft - soft, may be off."""
+"""Largest error of a hard 0 or 1 that has the gradient of a soft one, hard + soft - soft."""
 
 
 def only_removes(plan: Plan) -> bool:
-    """Say whether what stays is as it was."""
+    """Return whether the tokens that stay are unchanged."""
     return isinstance(plan, Keep) and plan.fuse is None
 
 
 def merges(plan: Plan) -> bool:
-    """Say whether tokens come to stand for several patches by it, group for group."""
+    """Return whether new tokens represent groups of patches."""
     return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
 
 
 def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-    """Yield the name, the value and the right shape of what the plan holds."""
+    """Yield the name, the value and the required shape of each tensor of the plan."""
     wide = getattr(plan, "by", getattr(plan, "values", None))
     C = wide.shape[-1] if isinstance(wide, Tensor) and wide.ndim else 0
     fuses = isinstance(plan, Keep) and plan.fuse is not None
@@ -46,10 +46,10 @@ def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tup
 
 
 def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int) -> None:
-    """Raise StrategyError for what of an illegal plan is to be seen without reading its numbers.
+    """Raise StrategyError if the plan is illegal in a way that shows without reading its numbers.
 
-    A plan turns the (B, N) tokens into `keep` of them. An adaptive strategy may let any number go on; and masks and
-    shifts, in training, all of them. There are `prefix` class and register tokens.
+    A plan turns the (B, N) tokens into `keep` tokens. With an adaptive strategy any number may remain. With real-valued
+    masks and shifts, in training, all tokens remain. There are `prefix` class and register tokens.
     """
     name = strategy.name
     if not isinstance(plan, Keep | Merge | Mix | Mask | Shift | Rest):
@@ -74,20 +74,20 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
 
 
 def _wrong_kind(mask: Mask, strategy: Strategy, training: bool) -> str:
-    """Return why a mask of these numbers is not for that strategy here, or ""."""
+    """Return why the strategy may not use a mask of this dtype here, or ""."""
     if mask.keep.dtype == torch.bool:
         if mask.values is not None or mask.sizes is not None:
-            return "a Mask of booleans has neither values nor sizes"
-        return "" if strategy.adaptive else "only an adaptive strategy keeps a number of its own of each image"
+            return "a boolean Mask has neither values nor sizes"
+        return "" if strategy.adaptive else "a boolean Mask keeps different counts in each image: add adaptive = True"
     if not mask.keep.is_floating_point():
         return f"Mask.keep must be booleans, or real numbers in training, got {mask.keep.dtype}"
     return "" if training else "a Mask of real numbers is for training only, see view.training"
 
 
 def in_range(plan: Plan, N: int, keep: int) -> Plan:
-    """Return the plan with positions and groups that there are, whatever it names.
+    """Return the plan with positions and groups clamped to those that exist.
 
-    On a GPU one past the end would end the process, in place of the cell.
+    On a GPU one past the end would abort the process, instead of failing the cell.
     """
     if isinstance(plan, Keep | Rest):
         return replace(plan, index=plan.index.clamp(0, N - 1))
@@ -95,7 +95,7 @@ def in_range(plan: Plan, N: int, keep: int) -> Plan:
 
 
 def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
-    """Return how many of the (B, N) tokens are to go on: `keep`, or as many as an adaptive strategy says."""
+    """Return how many of the (B, N) tokens must remain: `keep`, or the number in an adaptive strategy's plan."""
     if not strategy.adaptive:
         return keep
     if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
@@ -108,7 +108,7 @@ def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
 
 
 def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int) -> None:
-    """Raise StrategyError for illegal numbers of a plan of legal form, see `check_form`; they are read."""
+    """Raise StrategyError for illegal numbers in a plan that passed `check_form`; reading them waits for a GPU."""
     (B, N), keep = index.shape, keep_of(plan, strategy, index, keep)
     for field, value, _ in _tensors(plan, B, N, keep, prefix):
         if value.is_floating_point() and bool(value.isnan().any()):
@@ -118,7 +118,7 @@ def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, pref
 
 
 def _wrong_numbers(plan: Plan, N: int, keep: int) -> str:
-    """Return which numbers of a plan are illegal, NaN apart, or ""."""
+    """Return which numbers of a plan are illegal, except NaN, or ""."""
     if isinstance(plan, Keep | Rest) and plan.index.numel():
         positions = plan.index.sort(dim=1).values
         low, high = int(positions.min()), int(positions.max())
@@ -144,10 +144,10 @@ def _wrong_mask(mask: Mask) -> str:
 
 
 def check_own_macs(macs: Any, strategy: Strategy) -> Any:
-    """Return the MACs that a strategy says a choice costs: one number, or one of each sample.
+    """Return the result of `own_macs`: one number, or one per sample.
 
     Raises:
-        StrategyError: one is negative, infinite or no number.
+        StrategyError: a number is negative, infinite or NaN.
     """
     if isinstance(macs, int | float):
         legal = 0 <= macs < math.inf

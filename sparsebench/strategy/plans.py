@@ -1,4 +1,4 @@
-"""Plans: what can happen to the tokens, a closed union, and what becomes of those that a score does not keep."""
+"""Plans, a closed union of what can happen to the tokens; and disposals of the tokens that scores do not keep."""
 
 from __future__ import annotations
 
@@ -194,36 +194,34 @@ Disposal = Literal["drop", "fuse", "merge", "squeeze"]
 DISPOSALS: tuple[Disposal, ...] = ("drop", "fuse", "merge", "squeeze")
 _TOKENS = frozenset({"tokens"})
 NEEDS: dict[Disposal, frozenset[str]] = {"drop": frozenset(), "fuse": _TOKENS, "merge": _TOKENS, "squeeze": _TOKENS}
-"""What each reads besides the scores: the tokens, wherever more is done than to remove some."""
-
-
+"""The fields that each disposal reads, besides those for the scores."""
 DOES: dict[Disposal, str] = {
-    "drop": "the others are gone",
-    "fuse": "the size-weighted mean of the others goes on as one token; EViT fuses by attention, see evit",
-    "merge": "each other token joins the kept one that it is most similar to, by size-weighted means",
-    "squeeze": "each other token is added to the kept one that it is most similar to, with weight e^cosine (TPS)",
+    "drop": "the other tokens are removed",
+    "fuse": "the other tokens become one, their size-weighted mean; EViT weights by attention, see evit",
+    "merge": "each other token joins the most similar kept token, by size-weighted means",
+    "squeeze": "each other token is added to the most similar kept token, with weight e^cosine (TPS)",
 }
-"""What becomes of the tokens that a score does not keep, for users."""
+"""What happens to the tokens that the scores do not keep, for users."""
 
 
 def check_scores(scores: object, shape: tuple[int, ...], owner: str) -> Tensor:
-    """Return what `scores` returned; StrategyError unless it is a tensor of that (B, N) shape, of real numbers."""
+    """Return `scores`; raise StrategyError unless they are a tensor of real numbers with this (B, N) shape."""
     from torch import Tensor as Scores
 
     if not isinstance(scores, Scores) or tuple(scores.shape) != shape:
         got = tuple(scores.shape) if isinstance(scores, Scores) else type(scores).__name__
-        raise StrategyError(f"{owner}: scores must have shape {shape}, got {got}; wanted is a tensor, (B, N)")
+        raise StrategyError(f"{owner}: scores must have shape {shape}, got {got}; return a (B, N) tensor")
     if scores.is_complex():
         raise StrategyError(f"{owner}: scores must be real numbers, got {scores.dtype}")
     return scores
 
 
 def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
-    """Return the plan after which `keep` tokens go on, the best of the (B, N) scores among them.
+    """Return a plan that leaves `keep` tokens, among them those with the largest of the (B, N) scores.
 
-    "drop": the others are gone. "fuse": their size-weighted mean goes on as the last of the `keep` tokens. "merge":
-    each joins the kept token that it is most similar to (cosine), size-weighted. "squeeze": each is added to that token
-    with weight e^cos, beside e for the kept one, over the sum of the weights (TPS, Wei et al. 2023).
+    "drop": the others are removed. "fuse": their size-weighted mean is the last of the `keep` tokens. "merge": each
+    joins the most similar kept token (cosine), by size-weighted means. "squeeze": each is added to that token with
+    weight e^cos; the kept token has weight e, and the sum is divided by the sum of weights (TPS, Wei et al. 2023).
     """
     top = Keep.top(scores, keep - (kind == "fuse"))
     if kind == "drop":
@@ -240,14 +238,14 @@ def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
 
 
 def squeeze(tokens: Tensor, hosts: Tensor, gone: Tensor) -> Tensor:
-    """Return (B, N, C) tokens after "squeeze" where all stay, as in training: those that are gone are added to hosts.
+    """Return (B, N, C) tokens after "squeeze" in training, when all tokens stay.
 
-    Of an image without hosts all are as they were.
+    The tokens of an image without hosts are unchanged.
 
     Args:
         tokens: (B, N, C).
-        hosts: (B, N) booleans, the tokens that are kept.
-        gone: (B, N) booleans, those that each go to the host they are most similar to; the others go nowhere.
+        hosts: (B, N) booleans, True for kept tokens.
+        gone: (B, N) booleans, True for tokens that are added to the most similar host; the others are not added.
     """
     import torch
     import torch.nn.functional as F
@@ -261,12 +259,12 @@ def squeeze(tokens: Tensor, hosts: Tensor, gone: Tensor) -> Tensor:
 
 
 def own_macs(kind: Disposal, place: Place) -> float:
-    """Return the MACs an image of what it multiplies: each token's similarity to each kept one, and a squeeze's Mix."""
+    """Return the MACs of a disposal per image: similarities of all tokens to the kept ones, and the Mix of squeeze."""
     return {"merge": 1, "squeeze": 2}.get(kind, 0) * place.tokens * place.keep * place.width
 
 
 def _hosts(index: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (B, N), which of the M kept tokens, in the order of their positions, is each token's host, and its cosine.
+    """Return (B, N), the number of each token's host among the M kept tokens in order of position; and its cosine.
 
     A kept token is its own host.
     """

@@ -1,4 +1,4 @@
-"""Choices of tokens that differ, and pairs of tokens that are alike, which several strategies build on."""
+"""Selections of diverse tokens, and pairs of similar tokens, which several strategies use."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sparsebench.strategy.sorting import ranks, sort
 
 
 def farthest(distances: Tensor, first: Tensor, keep: int) -> Tensor:
-    """Return tokens each of which is as far as can be from those before it (Gonzalez 1985).
+    """Return tokens, each of which is as far as possible from those before it (Gonzalez 1985).
 
-    Of equally far tokens the lower position goes first.
+    Of equally far tokens the lowest position is chosen.
 
     Args:
-        distances: (B, N, N) of each pair.
-        first: (B,) the token to begin with.
-        keep: M, how many to choose.
+        distances: (B, N, N) distances of all pairs.
+        first: (B,) position of the first token.
+        keep: M, number of tokens to choose.
 
     Returns:
-        (B, M) positions in the order of the choice, each once.
+        (B, M) positions in the order of choice, each at most once.
     """
     rows = torch.arange(len(distances), device=distances.device)
     choices, nearest = [first], distances[rows, first]
@@ -32,17 +32,17 @@ def farthest(distances: Tensor, first: Tensor, keep: int) -> Tensor:
 
 
 def largest_volume(kernel: Tensor, keep: int) -> Tensor:
-    """Return tokens whose part of the kernel has a large determinant, chosen greedily (Chen et al. 2018, Algorithm 1).
+    """Return tokens whose submatrix of the kernel has a large determinant (Chen et al. 2018, Algorithm 1, greedy).
 
-    Each step takes the token that multiplies the determinant by most. A Cholesky factor is kept up to date, so that a
-    step costs M products a token. Of equal tokens the lower position goes first.
+    Each step chooses the token that multiplies the determinant by the largest factor. A Cholesky factor is updated, so
+    that a step costs M products per token. Of equal tokens the lowest position is chosen.
 
     Args:
         kernel: (B, N, N), symmetric and positive definite.
-        keep: M, how many to choose.
+        keep: M, number of tokens to choose.
 
     Returns:
-        (B, M) positions in the order of the choice, each once.
+        (B, M) positions in the order of choice, each at most once.
     """
     B, N, _ = kernel.shape
     rows = torch.arange(B, device=kernel.device)
@@ -60,20 +60,21 @@ def largest_volume(kernel: Tensor, keep: int) -> Tensor:
 
 
 def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:
-    """Match tokens as in bipartite soft matching (Bolya et al. 2023, Section 3).
+    """Return the groups of bipartite soft matching (Bolya et al. 2023, Section 3).
 
-    Those at even places of the whole sequence, A, are matched with those at odd places, B, by their keys.
+    In the whole sequence, with class and register tokens first, A is the set of the patches at even positions, and B
+    that of the patches at odd positions. Each token of A is paired with the token of B that has the most similar key
+    (cosine, mean over heads). In the N - M most similar pairs, the token of A joins that of B.
 
-    Each of A finds the token of B with the most similar key (cosine, mean over heads); the N - M closest pairs leave.
-    The others of A come first, in their order, or, where there is no prefix token, most similar first; then B.
+    The other tokens of A are the first groups: in their order, or, if P = 0, most similar first. B follows.
 
     Args:
-        keys: (B, H, N, d) of the patch tokens.
-        keep: M, how many groups there are to be.
-        prefix: P, the class and register tokens, which stand before the patches and are never matched.
+        keys: (B, H, N, d) keys of the patch tokens.
+        keep: M, number of groups.
+        prefix: P, number of class and register tokens; they are never matched.
 
     Returns:
-        (B, N) the group of each token, as in `Merge`; and (B, N) booleans, the tokens of A that leave.
+        (B, N) the group of each token, as in `Merge`; and (B, N) booleans, True for the tokens of A that leave.
     """
     metric = F.normalize(keys.mean(dim=1), dim=2)
     A, B = slice(prefix % 2, None, 2), slice(1 - prefix % 2, None, 2)
@@ -82,7 +83,7 @@ def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:
     n, N = metric.shape[:2]
     r, stay = N - keep, rank.shape[1] - (N - keep)
     leaving = rank < r
-    place = (~leaving).cumsum(dim=1) - 1 if prefix else rank - r  # of those of A that go on
+    place = (~leaving).cumsum(dim=1) - 1 if prefix else rank - r  # of the tokens of A that stay
     target = rank.new_empty(n, N)
     target[:, A] = torch.where(leaving, stay + match, place)
     target[:, B] = torch.arange(stay, keep, device=rank.device)

@@ -1,4 +1,4 @@
-"""Sorting along the last dimension, in a form that torch's compiler takes in a fraction of a second, too."""
+"""Sorting along the last dimension, in a form that torch.compile compiles in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 UNROLLED = 512
-"""The longest row of which torch's compiler makes a kernel of its own on a GPU; it leaves longer ones to a library."""
+"""The longest row for which torch.compile generates a sort kernel on a GPU; longer rows are sorted by a library."""
 
 
 class Sorted(NamedTuple):
-    """The values in their order, and the position of each before; both have the shape of what was sorted."""
+    """The sorted values and their positions in the input; both have the shape of the input."""
 
     values: Tensor
     indices: Tensor
 
 
 def sort(values: Tensor, *, descending: bool = False) -> Sorted:
-    """Return (..., N) values sorted along the last dimension, stably, NaN as the largest: `torch.sort`, to the bit.
+    """Return (..., N) values sorted along the last dimension, stably, with NaN as the largest, exactly as `torch.sort`.
 
-    A network compiled for a GPU has comparisons of all pairs in place of a short sort: the kernel that the compiler
-    makes of a sort takes it up to half a minute, that of the comparisons a fifth of a second.
+    In a network compiled for a GPU, short rows are sorted by comparing all pairs. The compiler needs up to half a
+    minute for the kernel of a sort, and a fifth of a second for that of the comparisons.
     """
     if _compares(values):
         return _by_comparisons(values, descending)
@@ -30,7 +30,7 @@ def sort(values: Tensor, *, descending: bool = False) -> Sorted:
 
 
 def ranks(order: Tensor) -> Tensor:
-    """Return (..., N), the place of each position in an order (..., N) of all positions, and back."""
+    """Return (..., N), the inverse permutations of `order` (..., N): the rank of each position."""
     return order.scatter(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
 
 
@@ -40,12 +40,12 @@ def _compares(values: Tensor) -> bool:
 
 
 def _by_comparisons(values: Tensor, descending: bool) -> Sorted:
-    """Return what `sort` does: the place of each value is the number of those that go before it."""
-    other, one = values[..., None, :], values[..., :, None]
-    number, numbers = one == one, other == other  # NaN is none
-    before = (other > one) | (number & ~numbers) if descending else (other < one) | (numbers & ~number)
-    place = torch.arange(values.shape[-1], device=values.device)
-    ties = (other == one) | ~(number | numbers)
-    rank = (before | (ties & (place < place[:, None]))).sum(dim=-1)
+    """Return the same as `sort`: the rank of a value is the number of values before it."""
+    left, right = values[..., None, :], values[..., :, None]
+    left_nan, right_nan = left != left, right != right
+    before = (left > right) | (left_nan & ~right_nan) if descending else (left < right) | (right_nan & ~left_nan)
+    position = torch.arange(values.shape[-1], device=values.device)
+    ties = (left == right) | (left_nan & right_nan)
+    rank = (before | (ties & (position < position[:, None]))).sum(dim=-1)
     order = ranks(rank)
     return Sorted(values.gather(-1, order), order)

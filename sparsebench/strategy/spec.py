@@ -1,4 +1,4 @@
-"""NAME:param=value,value,param=value as users type it, and parameters checked against a class."""
+"""Specifications NAME:param=value,value,param=value, as users type them, and the check of parameters by a class."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ B = TypeVar("B", bound=BaseModel)
 _FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
 
 _POINT = re.compile(r"\s*-?\.\d+\s*")
-"""A number such as .5, which is no JSON."""
+"""A number such as .5, which is not JSON."""
 _VALUELESS = re.compile(r"[\w-]+:\w+")
-"""NAME:param, and neither a file nor a value."""
+"""NAME:param without a value; paths do not match."""
 
 
-def unused_parameters(thing: BaseModel) -> set[str]:
-    """Return the parameters that older records do not have, its class's `added`, that are at their defaults."""
-    fields, added = type(thing).model_fields, getattr(thing, "added", ())
-    return {name for name in added if getattr(thing, name) == fields[name].default}
+def unused_parameters(instance: BaseModel) -> set[str]:
+    """Return the parameters in the class's `added`, which older records lack, that have their default values."""
+    fields, added = type(instance).model_fields, getattr(instance, "added", ())
+    return {name for name in added if getattr(instance, name) == fields[name].default}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What was asked for: a name or file, and for each parameter the values to sweep over."""
+    """A name or file, and for each parameter the values to sweep over."""
 
     name: str
     params: dict[str, list[Any]] = field(default_factory=dict)
 
     def combinations(self, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-        """Return every combination of the parameters' values, but for the parameters named."""
+        """Return every combination of the values of all parameters except those in `without`."""
         axes = {key: values for key, values in self.params.items() if key not in without}
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -45,7 +45,7 @@ class Spec:
 def parse(text: str, positional: str | None = None) -> Spec:
     """Return the specification of NAME[:param=value[,value...][,param=value...]].
 
-    Values are JSON where they can be, else text. With `positional`, NAME:VALUE sets that parameter.
+    Values are JSON if possible, otherwise text. With `positional`, NAME:VALUE sets that parameter.
 
     >>> parse("attn_topk:disposal=drop,merge").params
     {'disposal': ['drop', 'merge']}
@@ -74,12 +74,12 @@ def parse(text: str, positional: str | None = None) -> Spec:
 
 
 def label(name: str, params: Mapping[str, Any]) -> str:
-    """Return what tables call a strategy: its name, with the parameters that are not its defaults."""
+    """Return the label of a strategy in tables: its name, with the parameters that are not at their defaults."""
     return name + (f"({', '.join(f'{key}={value}' for key, value in params.items())})" if params else "")
 
 
 def words_of(params: Mapping[str, Any]) -> str:
-    """Return parameters as users type them after a name, as in ":layers=3+6,power=2.0"; "" for none.
+    """Return parameters as users type them after a name, such as ":layers=3+6,power=2.0"; "" for none.
 
     Raises:
         UserError: a value cannot be typed.
@@ -89,7 +89,7 @@ def words_of(params: Mapping[str, Any]) -> str:
         text = "+".join(map(str, value)) if isinstance(value, list | tuple) else value
         text = text if isinstance(text, str) else json.dumps(text)
         if isinstance(value, dict) or any(mark in text for mark in ",="):
-            raise UserError(f"parameter '{name}'", got=value, allowed="numbers, words and tuples")
+            raise UserError(f"parameter '{name}' cannot be text", got=value, allowed="numbers, words and tuples")
         words.append(f"{name}={text}")
     return f":{','.join(words)}" if words else ""
 
@@ -99,7 +99,7 @@ _LABEL = re.compile(r"(?P<name>[^()]*)(?:\((?P<params>.*)\))?", re.DOTALL)
 
 
 def parts_of(label: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the parameters in a `label`, values as Python has them where they can be read."""
+    """Return the name and the parameters in a `label`; values that cannot be parsed stay text."""
     match = _LABEL.fullmatch(label)
     pieces = re.split(r", (?=\w+=)", match["params"]) if match is not None and match["params"] else []
     params = {
@@ -116,10 +116,10 @@ def _value(text: str) -> Any:
 
 
 def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection[str] = ()) -> B:
-    """Return cls(**params), with a tuple written as a+b+c; `others` are words that a user may give beside parameters.
+    """Return cls(**params), with tuples written as a+b+c; errors name the `owner`, and list `others` as allowed too.
 
     Raises:
-        UserError: a parameter that does not exist, or a value that it cannot have.
+        UserError: a parameter does not exist, or cannot have its value.
     """
     fields = {}
     for key, value in params.items():
@@ -142,7 +142,7 @@ def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection
         ) from error
     except UserError:
         raise
-    except Exception as error:  # a stranger's __init__
+    except Exception as error:  # from a plugin's own __init__
         raise UserError(
             f"{owner} cannot be made: {one_line(error)}",
             next_step="write its parameters as fields of the class, as in power: float = 2.0, and no __init__",

@@ -14,11 +14,11 @@ from sparsebench.strategy.sorting import sort
 
 @dataclass(frozen=True, eq=False)
 class Padded(Keep):
-    """A `Keep` of which each image has a number of its own: position -1 fills up its row, after the others."""
+    """A `Keep` with a different number of tokens in each image; shorter rows end with padding, position -1."""
 
     @classmethod
     def of(cls, mask: Mask) -> Padded:
-        """Return what a mask of booleans (B, N) keeps; the longest row has no padding."""
+        """Return the tokens that a boolean mask (B, N) keeps; the longest row has no padding."""
         first = sort(mask.keep, descending=True).indices
         count = mask.keep.sum(dim=1)
         M = int(count.max())
@@ -28,12 +28,12 @@ class Padded(Keep):
 
 @dataclass(frozen=True, eq=False)
 class Grouped(Merge):
-    """A `Merge` whose groups are known, so that nobody has to read or sort them again.
+    """A `Merge` with its groups sorted once for all functions that need them.
 
     Attributes:
-        groups: M, how many there are.
-        order: (B * N,) the tokens of all samples, group by group; those in none come last.
-        first: (B * M + 1,) where in `order` each group begins.
+        groups: M, the number of groups of a sample.
+        order: (B * N,) the tokens of all samples, group by group; dropped tokens come last.
+        first: (B * M + 1,) the position in `order` where each group begins.
     """
 
     groups: int = field(kw_only=True)
@@ -42,7 +42,7 @@ class Grouped(Merge):
 
     @classmethod
     def of(cls, plan: Merge, groups: int | None = None) -> Grouped:
-        """Return the plan, of that many groups; unless it is said how many, the device is waited for."""
+        """Return the plan with this number of groups. Without `groups` their number is read, which waits for a GPU."""
         if isinstance(plan, Grouped):
             return plan
         target, M = plan.target, int(plan.target.max()) + 1 if groups is None else groups
@@ -55,23 +55,23 @@ class Grouped(Merge):
 
 @dataclass(frozen=True, eq=False)
 class Resting(Rest):
-    """A `Rest` that knows who takes part: positions `active` (B, M), rising."""
+    """A `Rest` with `active` (B, M), the positions of the tokens that take part, in ascending order."""
 
     active: Tensor = field(kw_only=True)
 
     @classmethod
     def of(cls, plan: Rest, tokens: int) -> Resting:
-        """Return the plan, of that many tokens."""
+        """Return the plan for N = `tokens` tokens."""
         index = plan.index
         places = torch.arange(tokens, device=index.device).repeat(len(index), 1).scatter(1, index, tokens)
-        active = sort(places).values[:, : tokens - index.shape[1]]  # ONNX sorts no booleans
+        active = sort(places).values[:, : tokens - index.shape[1]]  # ONNX cannot sort booleans
         return cls(index, plan.scores, active=active)
 
 
 def gather(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the rows index (B, M) of tokens (B, N, C) as (B, M, C).
 
-    An embedding look-up on the flattened rows: several times faster than `torch.gather` with an expanded index.
+    An embedding look-up on the flattened rows is several times faster than `torch.gather` with an expanded index.
     """
     B, N, C = tokens.shape
     rows = index + torch.arange(B, device=index.device)[:, None] * N
@@ -79,7 +79,7 @@ def gather(tokens: Tensor, index: Tensor) -> Tensor:
 
 
 def with_prefix(index: Tensor, prefix: int) -> Tensor:
-    """Return (B, P + M) row numbers that keep the first P rows and shift the (B, M) index behind them."""
+    """Return (B, P + M) row numbers: the first P rows, then the rows of the (B, M) index, shifted by P."""
     if prefix == 0:
         return index
     first = torch.arange(prefix, device=index.device).expand(index.shape[0], prefix)
@@ -87,22 +87,22 @@ def with_prefix(index: Tensor, prefix: int) -> Tensor:
 
 
 def values_at(mask: Tensor, index: Tensor) -> Tensor:
-    """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
+    """Return the values of a (B, N) mask at index (B, M); 0 where index is -1."""
     return mask.gather(1, index.clamp(min=0)) * (index >= 0)
 
 
 def put_back(tokens: Tensor, index: Tensor, new: Tensor) -> Tensor:
-    """Return the (B, N, C) tokens with the (B, M, C) new ones in the rows index (B, M)."""
+    """Return the (B, N, C) tokens with the rows index (B, M) replaced by `new` (B, M, C)."""
     return tokens.to(new.dtype).scatter(1, index[:, :, None].expand_as(new), new)
 
 
 def rows_of(plan: Keep, prefix: int) -> Tensor:
-    """Return (B, P + M) row numbers of what stays, the first P among it; padding is some row."""
+    """Return (B, P + M) row numbers of the tokens that stay, including the first P; padding has the first patch's."""
     return with_prefix(plan.index.clamp(min=0) if isinstance(plan, Padded) else plan.index, prefix)
 
 
 def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
-    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N).
+    """Return the (B, P + M, C) tokens after the plan, from (B, P + N, C) tokens with sizes (B, N).
 
     >>> tokens, sizes = torch.tensor([[[2.0], [4.0], [9.0]]]), torch.ones(1, 3)
     >>> apply(Merge.into(torch.tensor([[0, 0, 2]])), tokens, sizes).tolist()
@@ -132,7 +132,7 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
 
 
 def shares_of(plan: Merge, sizes: Tensor, sums: Tensor) -> Tensor:
-    """Return (B, N), the share of each token in the (B, M) sum of the sizes of its group."""
+    """Return (B, N), the share of each token in its group's sum of sizes; `sums` (B, M) are these sums."""
     return sizes / sums.gather(1, plan.target.clamp(min=0))
 
 
@@ -142,12 +142,12 @@ def _sums(plan: Grouped, sizes: Tensor) -> Tensor:
 
 
 def _by_group(plan: Grouped, values: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return (B, M, C), the sum of each group's (B, N, C) values times their (B, N) weights; dropped ones are in none.
+    """Return (B, M, C), the sums over groups of the (B, N, C) values times (B, N) weights; dropped tokens are in none.
 
-    Bags of rows, which are summed in the same order on every run: a product with a (B, M, N) matrix costs 30 times as
-    much, and `scatter_add` on a GPU adds in any order.
+    `embedding_bag` adds in the same order on every run. A product with a (B, M, N) matrix costs 30 times as much, and
+    `scatter_add` on a GPU adds in any order.
     """
-    if torch.compiler.is_exporting():  # other programs have no bags
+    if torch.compiler.is_exporting():  # other runtimes have no embedding_bag
         member = (plan.target[:, None] == torch.arange(plan.groups, device=values.device)[:, None]).to(values.dtype)
         return (member if weight is None else member * weight[:, None].to(values.dtype)) @ values
     factor = None if weight is None else weight.flatten()[plan.order].to(values.dtype)
@@ -157,7 +157,7 @@ def _by_group(plan: Grouped, values: Tensor, weight: Tensor | None = None) -> Te
 
 
 def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
-    """Return (B, M), how many patches each new token stands for."""
+    """Return (B, M), the number of patches that each new token represents."""
     if isinstance(plan, Merge):
         added = sizes if plan.sizes is None else plan.sizes.to(sizes.dtype)
         return _sums(Grouped.of(plan), added)
@@ -176,9 +176,9 @@ def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
 
 
 def index_after(plan: Plan, index: Tensor) -> Tensor:
-    """Return (B, M), the input patch that each new token is named after: itself, or its group's first member.
+    """Return (B, M), the input patch that identifies each new token: its own, or that of its group's first member.
 
-    A fused or mixed token stands for no single patch and is named -1, as padding is.
+    It is -1 for padding, and for a fused or mixed token, which represents no single patch.
     """
     if isinstance(plan, Mask | Shift | Rest):
         return index
@@ -197,19 +197,19 @@ def index_after(plan: Plan, index: Tensor) -> Tensor:
 
 
 def membership_after(plan: Keep | Merge, token: Tensor, count: int) -> Tensor:
-    """Return (B, N), which of the new tokens each input patch is in; -1 for none.
+    """Return (B, N), the new token that contains each input patch; -1 for none.
 
     Args:
         plan: what happens to the old tokens.
-        token: (B, N), which of the old tokens each is in; -1 for none.
+        token: (B, N), the old token that contains each input patch; -1 for none.
         count: number of the old tokens.
     """
     if isinstance(plan, Merge):
-        goes = plan.target
+        new = plan.target
     else:
         B, M = plan.index.shape
-        goes = plan.index.new_full((B, count + 1), -1 if plan.fuse is None else M)
+        new = plan.index.new_full((B, count + 1), -1 if plan.fuse is None else M)
         # Padding is written into a column that is cut off again.
-        goes = goes.scatter(1, plan.index % (count + 1), torch.arange(M, device=goes.device).expand(B, M))[:, :count]
-    nowhere = goes.new_full((len(goes), 1), -1)
-    return torch.cat([goes, nowhere], dim=1).gather(1, token % (count + 1))
+        new = new.scatter(1, plan.index % (count + 1), torch.arange(M, device=new.device).expand(B, M))[:, :count]
+    none = new.new_full((len(new), 1), -1)
+    return torch.cat([new, none], dim=1).gather(1, token % (count + 1))

@@ -1,4 +1,4 @@
-"""The token view: what a strategy may see at its site. Imports no torch."""
+"""The view, the data that a strategy can read at its site. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Outputs = Callable[["Tensor", "Tensor"], "Tensor"]
 """See `outputs` of `TokenView`."""
 RESULTS = frozenset({"tokens", "branch", "prefix"})
-"""Those that at the attention site are there only when attention has run."""
+"""Fields that at the attention site exist only after the attention was computed."""
 
 
 class TokenView:
@@ -98,9 +98,7 @@ class TokenView:
         self.learned, self.memory = learned, {} if memory is None else memory
 
     def __getattr__(self, name: str) -> Any:
-        """Compute a field when it is first read; say what there is in place of one that there is not."""
-        if name.startswith("_"):
-            raise AttributeError(name)
+        """Compute a field when it is first read; the error for a missing or undeclared field says what is allowed."""
         if name not in NEEDS:
             attributes = {field for field in dir(self) if not field.startswith("_")}
             raise AttributeError(str(unknown("field of the view", name, NEEDS | attributes)))
@@ -165,11 +163,11 @@ class FrozenNetwork(Protocol):
     """The trained network in `Strategy.fit`, in evaluation mode; a copy whose weights have no gradients."""
 
     def __call__(self, images: Images, look: Callable[[TokenView], Plan | None] | None = None, /) -> Tensor:
-        """Return (n, classes) logits of images, with all tokens there.
+        """Return (n, classes) logits of images, with all tokens kept.
 
-        `look` is called with the view wherever the strategy acts, as `Strategy.plan` would be. It returns None, or a
-        `Shift` or a `Mask` of real numbers: what it adds to the tokens or weighs them by, with gradients.
+        `look` is called with the view wherever the strategy acts, like `Strategy.plan`. It returns None, or, with
+        gradients, a `Shift` that is added to the tokens or a real-valued `Mask` that weights them.
         """
 
     def losses(self, logits: Tensor, labels: Tensor, /) -> Tensor:
-        """Return the (n,) losses of logits, by the loss of the network's training without label smoothing."""
+        """Return the (n,) losses of logits, with the loss of the network's training but without label smoothing."""

@@ -1,4 +1,4 @@
-"""Conformance checks for strategies: from the command line, from pytest, from Python. Imports no torch until one runs.
+"""Conformance checks for strategies, for the command line, pytest and Python. Imports torch only when a check runs.
 
 from sparsebench.testing import parametrize_with_strategies
 

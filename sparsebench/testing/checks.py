@@ -1,10 +1,10 @@
-"""What strategies are checked for. Each check takes a strategy, or a strategy and a tiny network with images.
+"""The conformance checks. Each takes a strategy, or a strategy and a tiny network with data, and may return a remark.
 
-Required checks say what every strategy must do, recommended ones what a good one does besides, informative ones what is
-worth knowing of it. They raise, or return a remark.
+Every strategy must pass the required checks. A good strategy also passes the recommended checks. Informative checks
+measure something that authors should know.
 
-Raises (all of them):
-    RuleError: the strategy breaks the rule that the docstring says; so it does where another error is raised.
+Raises (all checks):
+    RuleError: the strategy breaks the rule in the first line of the docstring; any other error also means this.
     UnsupportedError: the strategy cannot act on the network, or there is nothing to check.
 """
 
@@ -62,14 +62,14 @@ from sparsebench.training.loop import evaluate, patches_in
 from sparsebench.training.steps import Autograd, Samples
 
 BATCHES = 4
-"""How many batches a strategy is given where what it does besides choosing is watched."""
+"""Number of batches in checks for side effects."""
 DEEP = ("class token", "no class token")
 PLAIN = (*DEEP, "one layer")
 IN_RUNS = (*DEEP, "36 patches", "one layer")
 UNDERSTATED = 0.02
-"""By how much a choice may cost more than the strategy says."""
+"""The share by which the MACs of a choice may exceed `own_macs`."""
 FAKE = torch.device("cuda", 0)
-"""Where fake tensors lie; no GPU need be there."""
+"""The device of fake tensors; no GPU is needed."""
 
 
 @check("required")
@@ -91,7 +91,7 @@ def constructs_with_defaults(strategy: Strategy) -> None:
 
 @check("required")
 def parameters_survive_json(strategy: Strategy) -> None:
-    """Written as JSON and read again, the parameters are the same: records hold them so."""
+    """The parameters are the same after they are written as JSON, as in records, and read again."""
     again = type(strategy).model_validate_json(strategy.model_dump_json())
     if again.model_dump() != strategy.model_dump():
         raise RuleError(f"written {strategy.model_dump()}, read {again.model_dump()}")
@@ -99,18 +99,18 @@ def parameters_survive_json(strategy: Strategy) -> None:
 
 @check("required", USUAL)
 def fits_on_images(strategy: Strategy, case: Case) -> str:
-    """What it learns from training images has the form that its module has, and is the same each time."""
+    """`fit` returns tensors with the names and shapes of those of `module`, the same ones each time."""
     if not strategy.fits():
         return "it has no fit"
     first, second = (modules_of(Runner(strategy, case).actor).state_dict() for _ in range(2))
-    if other := [name for name, value in first.items() if not same(value, second[name])]:
-        raise RuleError(f"it learned another {other[0]} from the same images")
+    if changed := [name for name, value in first.items() if not same(value, second[name])]:
+        raise RuleError(f"fit returned a different '{changed[0]}' for the same images")
     return ""
 
 
 @check("required", USUAL, alone=True)
 def acts_without_error(strategy: Strategy, case: Case) -> None:
-    """It acts on a tiny network at least, batch after batch, and raises nothing but UnsupportedError."""
+    """It acts on at least one tiny network, batch after batch, and raises no error except UnsupportedError."""
     try:
         runner = Runner(strategy, case)
         for _ in range(BATCHES):
@@ -120,12 +120,12 @@ def acts_without_error(strategy: Strategy, case: Case) -> None:
     except StrategyError as error:
         raise RuleError(str(error)) from error
     except Exception as error:
-        raise RuleError(f"the network cannot go on with its plan: {one_line(error)}") from error
+        raise RuleError(f"the network fails after its plan: {one_line(error)}") from error
 
 
 @check("required", USUAL, alone=True)
 def reads_no_relevance(strategy: Strategy, case: Case) -> str:
-    """Only an oracle reads the relevance mask; for any other it raises."""
+    """Only an oracle reads the relevance mask; for other strategies this raises an error."""
     if strategy.kind == "oracle":
         return "it is an oracle"
     act(strategy, case)
@@ -134,7 +134,7 @@ def reads_no_relevance(strategy: Strategy, case: Case) -> str:
 
 @check("required", USUAL, alone=True)
 def plans_are_legal(strategy: Strategy, case: Case) -> str:
-    """Plans are legal, hold no NaN, and let as many tokens go on as the budget says, from one token to all but one."""
+    """Plans are legal, contain no NaN, and leave as many tokens as the budget says, from one token to all but one."""
     for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens)):
         runner = act(strategy, case, rate)
         planned = [step.tokens_out for step in runner.actor.planned]
@@ -144,13 +144,13 @@ def plans_are_legal(strategy: Strategy, case: Case) -> str:
         if not bool(runner.outputs.isfinite().all()):
             raise RuleError("the network's outputs are not finite")
     if strategy.adaptive:
-        return "each image keeps as many as it needs (adaptive = True)"
-    return "" if strategy.budgeted else "it spends the same whatever the budget (budgeted = False)"
+        return "token counts may differ between images (adaptive = True)"
+    return "" if strategy.budgeted else "its MACs do not depend on the budget (budgeted = False)"
 
 
 @check("required", USUAL)
 def keep_all_is_dense(strategy: Strategy, case: Case) -> None:
-    """Where all tokens are to stay, also after it has acted, the logits are the bare network's to 1e-6."""
+    """If all tokens stay, also after it has removed tokens, the logits are those of the dense network, to 1e-6."""
     with torch.no_grad():
         dense = case.network(case.inputs)
     act(strategy, case, 0.5)
@@ -164,7 +164,7 @@ def keep_all_is_dense(strategy: Strategy, case: Case) -> None:
 
 @check("required", USUAL)
 def same_seed_same_bits(strategy: Strategy, case: Case) -> None:
-    """Made and run twice, it chooses the same to the bit."""
+    """Two fresh instances make the same choices, bit for bit."""
     first = act(strategy, case)
     torch.rand(3), np.random.rand(), random.random()
     second = act(strategy, case)
@@ -174,7 +174,7 @@ def same_seed_same_bits(strategy: Strategy, case: Case) -> None:
 
 @check("required", SIZES)
 def odd_sizes(strategy: Strategy, case: Case) -> None:
-    """An odd number of tokens, a grid that is not square, a single token and a single sample are no trouble."""
+    """It acts on an odd number of tokens, a grid that is not square, a single token and a single sample."""
     for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens)):
         for rows in (slice(0, 1), slice(None)):
             act(strategy, case, rate, rows)
@@ -182,25 +182,25 @@ def odd_sizes(strategy: Strategy, case: Case) -> None:
 
 @check("required", IN_RUNS)
 def labels_change_nothing(strategy: Strategy, case: Case) -> None:
-    """In a training step and in the test it chooses the same with other labels."""
-    other = replace(case, labels=case.labels.roll(1))
-    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, other)):
+    """Other labels do not change its choices in a training step and in the test."""
+    relabelled = replace(case, labels=case.labels.roll(1))
+    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, relabelled)):
         raise RuleError("the choice depends on the labels")
 
 
 @check("required", IN_RUNS)
 def relevance_changes_nothing(strategy: Strategy, case: Case) -> str:
-    """Where it is no oracle, it chooses the same with another relevance mask, in a training step and in the test."""
+    """Unless it is an oracle, another relevance mask does not change its choices in a training step and in the test."""
     if strategy.kind == "oracle":
         return "it is an oracle"
-    other = replace(case, relevance=case.relevance.roll(1, 0))
-    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, other)):
+    changed = replace(case, relevance=case.relevance.roll(1, 0))
+    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, changed)):
         raise RuleError("the choice depends on the relevance mask")
     return ""
 
 
 def _in_a_run(strategy: Strategy, case: Case) -> list[Tensor]:
-    """Return all choices of a test and of a step of training, which is that of a new network."""
+    """Return all choices in a test and then in a training step, on a new network."""
     network = build(case.name).network
     runner = Runner(strategy, replace(case, network=network))
     samples = Samples(case.inputs, case.labels, case.relevance)
@@ -213,19 +213,19 @@ def _in_a_run(strategy: Strategy, case: Case) -> list[Tensor]:
 
 @check("required", USUAL)
 def view_is_left_alone(strategy: Strategy, case: Case) -> None:
-    """It changes no tensor of its view in place: the network goes on with them."""
+    """It changes no tensor of its view in place, because the network uses them afterwards."""
     if changed := sorted(_batches(strategy, case).changed):
         raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
 
 
 @check("required", USUAL)
 def model_is_left_alone(strategy: Strategy, case: Case) -> None:
-    """Weights, hooks and forward methods of the model are afterwards what they were."""
+    """It does not change weights, hooks and forward methods of the model."""
 
     def state(module: nn.Module) -> dict[str, Any]:
         parts: dict[str, Any] = {"weights": state_digest(module.state_dict())}
         for name, part in module.named_modules():
-            hooks = [len(held) for kind, held in vars(part).items() if kind.endswith("_hooks")]
+            hooks = [len(value) for attribute, value in vars(part).items() if attribute.endswith("_hooks")]
             parts[f"hooks or forward of '{name}'"] = type(part).forward, vars(part).get("forward"), hooks
         return parts
 
@@ -238,7 +238,7 @@ def model_is_left_alone(strategy: Strategy, case: Case) -> None:
 
 @check("required", USUAL)
 def random_state_is_left_alone(strategy: Strategy, case: Case) -> None:
-    """The global random states of torch, numpy and Python are untouched."""
+    """It does not change the global random states of torch, numpy and Python."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(20_250_101)
     before = seeds.global_states()
@@ -249,7 +249,7 @@ def random_state_is_left_alone(strategy: Strategy, case: Case) -> None:
 
 @check("required", USUAL)
 def modes_are_left_alone(strategy: Strategy, case: Case) -> None:
-    """Gradients, the default dtype and the number of threads of torch are untouched, in training too."""
+    """It does not change torch's gradient mode, default dtype and number of threads, also in training."""
     for training in (False, True):
         with torch.set_grad_enabled(training):
             runner = Runner(strategy, case)(training=training)
@@ -258,7 +258,7 @@ def modes_are_left_alone(strategy: Strategy, case: Case) -> None:
 
 
 def _batches(strategy: Strategy, case: Case) -> Runner:
-    """Return a strategy that was given a few batches, the last of them in training."""
+    """Return a strategy after a few batches, the last of them in training."""
     runner = Runner(strategy, case)
     for _ in range(BATCHES):
         runner()
@@ -268,31 +268,31 @@ def _batches(strategy: Strategy, case: Case) -> Runner:
 
 @check("recommended")
 def has_a_docstring(strategy: Strategy) -> None:
-    """The class says in a docstring what it does: `sparsebench list` and `show` print it."""
+    """The class has a docstring, which `sparsebench list` and `show` print."""
     if not (type(strategy).__dict__.get("__doc__") or "").strip():
         raise RuleError("the class has no docstring")
 
 
 @check("recommended")
 def pickles_by_reference(strategy: Strategy) -> None:
-    """The class is found again by its module and name, and an instance comes back equal."""
+    """The class can be imported by its module and name, and an instance is equal to its pickled copy."""
     cls, again = pickle.loads(pickle.dumps((type(strategy), strategy)))
     if cls is not type(strategy) or again != strategy:
-        raise RuleError("what was pickled comes back as something else")
+        raise RuleError("the pickled copy is different")
 
 
 @check("recommended", USUAL)
 def each_sample_on_its_own(strategy: Strategy, case: Case) -> None:
-    """A sample alone and in a batch has the same tokens kept."""
+    """It keeps the same tokens of a sample alone and in a batch."""
     together = _where(act(strategy, case))
     for i in range(len(case.inputs)):
         alone = _where(act(strategy, case, rows=slice(i, i + 1)))
         if not alike(alone, [after[i : i + 1] for after in together]):
-            raise RuleError("the choice for a sample depends on the others of its batch")
+            raise RuleError("the choice for a sample depends on other samples of the batch")
 
 
 def _where(runner: Runner) -> list[Tensor]:
-    """Return for each decision of the last pass what the tokens after it are, as integers or booleans."""
+    """Return integers or booleans that identify the new tokens after each decision of the last pass."""
     places = []
     for decision in runner.acting.decisions:
         if isinstance(decision.plan, Merge):
@@ -306,18 +306,18 @@ def _where(runner: Runner) -> list[Tensor]:
 
 @check("recommended", USUAL)
 def fifth_batch_as_first(strategy: Strategy, case: Case) -> None:
-    """What it did before changes nothing: five batches, of one kind and of others, and the same choice again."""
+    """Earlier batches do not change its choices: a batch has the same choices five times, with others in between."""
     runner = Runner(strategy, case)
     first = [*_where(runner()), runner.outputs]
     for visit in range(2, 6):
         runner(slice(0, 1), inputs=case.inputs.flip(0))
         if not alike(first, [*_where(runner()), runner.outputs]):
-            raise RuleError(f"at visit {visit} it chooses otherwise than at the first: it keeps a state")
+            raise RuleError(f"the choices for a batch are different at time {visit}: it keeps a state")
 
 
 @check("recommended", DEEP)
 def acts_in_bfloat16(strategy: Strategy, case: Case) -> None:
-    """It acts, with finite outputs, on a network in bfloat16 by autocast."""
+    """It acts on a network under autocast to bfloat16, with finite outputs."""
     halved = images_for(case.name, build(case.name).network.module, precision="bfloat16")
     if not bool(Runner(strategy, halved)().outputs.isfinite().all()):
         raise RuleError("the outputs are not finite")
@@ -325,11 +325,11 @@ def acts_in_bfloat16(strategy: Strategy, case: Case) -> None:
 
 @check("recommended", DEEP)
 def order_of_tokens_does_not_matter(strategy: Strategy, case: Case) -> None:
-    """Tokens in another order, each with its position embedding, give the same logits, unless it looks at places."""
+    """Tokens in another order, each with its position embedding, give the same logits, unless it reads positions."""
     usual = act(strategy, case)
     for name in ("grid", "index", "random"):
         if name in usual.read:
-            raise UnsupportedError(f"it reads view.{name}, so places may matter to it")
+            raise UnsupportedError(f"it reads view.{name}, so its choices may depend on positions")
     order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(2))
     network: Any = build(case.name).network
     shuffled, P = network.module, network.prefix
@@ -354,14 +354,14 @@ def _reorder(case: Case, order: Tensor) -> Tensor:
 
 @check("recommended", PLAIN)
 def macs_fall_with_the_budget(strategy: Strategy, case: Case) -> None:
-    """The fewer tokens may stay, the fewer MACs are spent, and at last fewer than by the dense network."""
+    """Its MACs fall with the keep rate, and at the lowest keep rate are below those of the dense network."""
     if not strategy.budgeted:
-        raise UnsupportedError("it spends the same whatever the budget (budgeted = False)")
+        raise UnsupportedError("its MACs do not depend on the budget (budgeted = False)")
     cost, rates = case.network.cost, (0.9, 0.7, 0.5, 0.3, 0.1)
     spent = [float(np.mean(cost.macs(act(strategy, case, rate).acting.steps))) for rate in rates]
     dense = cost.macs(act(strategy, case, 1.0).acting.steps)
     if strategy.trained and strategy.adaptive and len(set(spent)) == 1:
-        raise UnsupportedError("it follows no counts: how much it spends it learns from its loss")
+        raise UnsupportedError("its token counts are learned from its loss, not set by the budget")
     if spent != sorted(spent, reverse=True) or len(set(spent)) == 1:
         raise RuleError(f"MACs at keep rates {rates}: {', '.join(f'{x:,.0f}' for x in spent)}")
     if spent[-1] >= dense:
@@ -370,27 +370,27 @@ def macs_fall_with_the_budget(strategy: Strategy, case: Case) -> None:
 
 @check("recommended", USUAL)
 def own_macs_are_all(strategy: Strategy, case: Case) -> None:
-    """A choice costs no more MACs than `own_macs` says, as torch's FlopCounterMode counts them."""
+    """A choice costs no more MACs, counted by torch's FlopCounterMode, than `own_macs` returns."""
     macs = 0.0
 
     def ask(strategy: Strategy, view: TokenView, keep: int) -> Plan | None:
         nonlocal macs
-        for name in strategy.reads():  # a field counts among the network's MACs
+        for name in strategy.reads():  # before counting: fields are part of the network's MACs
             getattr(view, name)
         with FlopCounterMode(display=False) as counter:
             plan = strategy.plan(view, keep)
         macs += counter.get_total_flops() / 2
         return plan
 
-    steps = Runner(strategy, case, ask=ask)(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
+    steps = Runner(strategy, case, ask=ask)(slice(0, 1)).acting.steps  # one image, so that there is no padding
     limit = sum(float(np.sum(step.own)) for step in steps)
     if macs > limit * (1 + UNDERSTATED):
-        raise RuleError(f"its choices cost {macs:,.0f} MACs an image, and own_macs says {limit:,.0f}")
+        raise RuleError(f"its choices cost {macs:,.0f} MACs per image, but own_macs returns {limit:,.0f}")
 
 
 @check("recommended", PLAIN)
 def gradients_flow(strategy: Strategy, case: Case) -> None:
-    """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
+    """In training each weight of the dense network and of the strategy has a finite, nonzero gradient."""
 
     def gradients(case: Case, rate: float) -> dict[str, Tensor | None]:
         runner = Runner(strategy, case, rate)(training=True)
@@ -402,11 +402,11 @@ def gradients_flow(strategy: Strategy, case: Case) -> None:
         return {name: w.grad for name, w in weights if w.requires_grad}
 
     dense = gradients(build(case.name), 1.0)
-    for name, now in gradients(build(case.name), 0.5).items():
-        first = dense[name]
-        if not name.startswith("learned.") and (first is None or not bool(first.any())):
+    for name, gradient in gradients(build(case.name), 0.5).items():
+        reference = dense[name]
+        if not name.startswith("learned.") and (reference is None or not bool(reference.any())):
             continue
-        if now is None or not bool(now.any()) or not bool(now.isfinite().all()):
+        if gradient is None or not bool(gradient.any()) or not bool(gradient.isfinite().all()):
             raise RuleError(f"the gradient of '{name}' is missing, zero or not finite")
 
 
@@ -414,16 +414,16 @@ def gradients_flow(strategy: Strategy, case: Case) -> None:
 def stays_on_its_device(strategy: Strategy) -> str:
     """On a GPU, in the test and in training, it mixes no devices and, unless adaptive, reads no number back.
 
-    It is tried without one, with tensors that have shapes and a device alone.
+    No GPU is needed: fake tensors have only shapes and a device.
     """
     for n, training in product((1, 7), (False, True)):
         try:
             _on_fake_gpu(strategy, n, training)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             if strategy.adaptive:
-                return f"adaptive: it waits for the device {_reads(strategy)} times a place to read counts"
+                return f"adaptive: it waits for the device {_reads(strategy)} times per block to read counts"
             raise RuleError(
-                f"it reads numbers back from the device, which is waited for{place_of(error, strategy)}"
+                f"it reads numbers back from the device, which makes the CPU wait{place_of(error, strategy)}"
             ) from error
         except FakeTensorDeviceMismatchError as error:
             raise RuleError(f"it mixes tensors of the CPU and the GPU{place_of(error, strategy)}") from error
@@ -431,11 +431,11 @@ def stays_on_its_device(strategy: Strategy) -> str:
 
 
 def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
-    """Pass n images through a network on a GPU that is not there; in training up to the loss."""
+    """Pass n images through a network on a fake GPU; in training up to the loss."""
     case = images_for("class token", tiny(), n)
     actor = actor_on(fresh(strategy), case, Budget(keep_rate=0.5))
 
-    def go(images: Tensor, relevance: Tensor) -> None:
+    def forward(images: Tensor, relevance: Tensor) -> None:
         mask = relevance if strategy.kind == "oracle" else None
         items = torch.arange(n, device=images.device)
         acting = actor.begin(items, 0, mask, training=training or strategy.trains_only)
@@ -444,7 +444,7 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
             if training and acting.learns:
                 acting.loss()
 
-    go(case.inputs, case.relevance)  # on the CPU, where numbers of the first plan of each shape are read
+    forward(case.inputs, case.relevance)  # on the CPU, because the first plan of each shape is read and checked
     with FakeTensorMode():
         for module in (case.network.module, modules_of(actor)):
             for part in module.modules():
@@ -454,11 +454,11 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
                     part.register_parameter(name, weight)
                 for name, buffer in part.named_buffers(recurse=False):
                     setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=FAKE))
-        go(torch.empty(case.inputs.shape, device=FAKE), torch.empty(case.relevance.shape, device=FAKE))
+        forward(torch.empty(case.inputs.shape, device=FAKE), torch.empty(case.relevance.shape, device=FAKE))
 
 
 def _reads(strategy: Strategy) -> int:
-    """Return how many numbers are read of tensors for a place at which a strategy acts, the most of any pass."""
+    """Return how many numbers are read from tensors per block in which a strategy acts, the maximum over passes."""
     case = images_for("class token", tiny(), 7)
     actor, most = actor_on(fresh(strategy), case, Budget(keep_rate=0.5)), 0.0
     for training in (False, True):
@@ -472,7 +472,7 @@ def _reads(strategy: Strategy) -> int:
 
 @check("informative")
 def compiles_a_choice(strategy: Strategy) -> str:
-    """Whether torch.compile takes a choice without a graph break."""
+    """Whether torch.compile compiles a choice without a graph break."""
     import torch._dynamo  # takes longer than all other checks together
 
     answers: list[str] = []
@@ -493,18 +493,18 @@ def compiles_a_choice(strategy: Strategy) -> str:
 
 @check("informative")
 def exports(strategy: Strategy) -> str:
-    """Whether torch.export takes a whole network on which it acts, as `sparsebench export` writes it."""
+    """Whether torch.export exports a network with the strategy, as `sparsebench export` does."""
     if reason := export_obstacle(type(strategy)):
         return f"no: {reason}"
     budget: dict[str, Any] = {"keep_rate": 0.7} if strategy.budgeted else {}
     model, cudnn = tiny(depth=2), cast(Any, torch.backends.cudnn)
     before = "tf32" in (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
     try:
-        cudnn.allow_tf32 = False  # torch.export refuses to look at parts that differ
+        cudnn.allow_tf32 = False  # torch.export fails if the parts have different settings
         learned = RANDOM if strategy.trained or strategy.fits() else None
         with apply(model, fresh(strategy), learned=learned, **budget) as sparse:
             torch.export.export(sparse.eval(), (torch.zeros(1, 3, 32, 32),), strict=False)
-    except Exception as error:  # torch has many of its own for what it cannot follow
+    except Exception as error:  # torch has many types of errors for code that it cannot trace
         return f"no: {first_cause(error)[:200]}"
     finally:
         cudnn.allow_tf32 = before
@@ -512,10 +512,10 @@ def exports(strategy: Strategy) -> str:
 
 
 def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
-    """Return the checks that the strategy declares to fail, with the reasons.
+    """Return the checks that the strategy declares to fail, each with the reason.
 
     Raises:
-        UserError: there is no check of that name.
+        UserError: there is no check with one of these names.
     """
     for name in strategy.expected_failures:
         if name not in CHECKS:
@@ -524,7 +524,7 @@ def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
 
 
 def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS) -> Report:
-    """Return the report before any check of these groups was run."""
+    """Return the report with the checks of these groups before any is run."""
     return Report(
         strategy=strategy.name,
         params=strategy.model_dump(mode="json", exclude_defaults=True),
@@ -537,22 +537,22 @@ def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS
 
 
 def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
-    """Run the checks of a report in their order and yield what each found."""
+    """Run the checks of a report in order, and yield the outcome of each."""
     failed: set[str] = set()
     declared = expected_failures(strategy)
     for outcome in report.outcomes:
-        begun, reason, status = time.perf_counter(), declared.get(outcome.check), cast(Status, "passed")
+        start, reason, status = time.perf_counter(), declared.get(outcome.check), cast(Status, "passed")
         try:
             text = CHECKS[outcome.check](strategy)
             if reason is not None:
                 text = f"it passes, though it is declared to fail; {text}".rstrip("; ")
         except UnsupportedError as error:
             status, text = "unsupported", text_of(error)
-        except BaseException as error:  # a strategy is a stranger's code and may raise anything
+        except BaseException as error:  # a strategy may raise anything
             if isinstance(error, RuleError) and error.check in failed - {outcome.check}:
                 status, text = "not run", f"see {error.check}"
             else:
                 failed.add(outcome.check)
                 text = " ".join((text_of(error) if isinstance(error, RuleError) else one_line(error)).split())
                 status, text = ("failed", text) if reason is None else ("expected", f"{reason} ({text})")
-        yield outcome.after(status, text, time.perf_counter() - begun)
+        yield outcome.after(status, text, time.perf_counter() - start)

@@ -24,13 +24,13 @@ B = 4
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network with samples of its own.
+    """A network with samples.
 
     Attributes:
         inputs: (B, 3, height, width) images in [0, 1], or (B, L, d) tokens.
         labels: (B,) class numbers.
         relevance: (B, N) for oracles.
-        recipe: how it would be trained.
+        recipe: how the network is trained.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """N, its patch tokens."""
+        """N, the number of patch tokens."""
         return self.network.cost.tokens
 
 
@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 SIZES = ("3 x 5 patches", "1 patch", "one layer")
 NAMES = (*ARCHITECTURES, "one layer")
 USUAL = tuple(name for name in NAMES if "patch" not in name)
-"""Those whose sizes surprise nobody, which most checks use."""
+"""The networks with ordinary sizes, which most checks use."""
 
 
 def build(name: str) -> Case:
@@ -82,7 +82,7 @@ def build(name: str) -> Case:
 
 
 cached = cache(build)
-"""The case of that name that all checks share."""
+"""`build`, with one case of each name for all checks."""
 
 
 def images_for(name: str, vit: Any, n: int = B, precision: str = "float32") -> Case:
@@ -147,7 +147,7 @@ class _OneLayer(nn.Module):
 
 
 def _one_layer() -> Case:
-    """Return a network of one layer on tokens that have no places and no pixels."""
+    """Return a network of one layer on tokens without positions and pixels."""
     N, d, rng = 20, 16, torch.Generator().manual_seed(1)
     inputs, relevance = torch.randn(B, N, d, generator=rng), (torch.rand(B, N, generator=rng) < 0.4).float()
     recipe = Recipe("hinge", "sgd", 0.4, B, epochs=1, steps=1, fixed_selection=True)

@@ -1,4 +1,4 @@
-"""The checks as pytest tests of the author's own, and each in a process of its own with a time limit."""
+"""The checks as pytest tests, and the checks of a strategy in a process of its own, with a time limit for each."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     Target = str | Strategy | type[Strategy]
 
 Request = tuple[str, Part | None, int, tuple[Group, ...]]
-"""What is to be checked, see `resolve`: of a target the strategy of that number, from 0, by these groups."""
+"""A target and a part, see `resolve`; the number, from 0, of the strategy among those of the target; the groups."""
 LIMIT = 60.0
 """Seconds for one check."""
 PATIENCE = 10.0
-"""Seconds that the process may take to leave once it has closed the line of its answers."""
+"""Seconds that the process may take to end after it has closed its connection."""
 MEMORY = 2 * 1024**3
-"""Bytes of address space that checks may take, besides what Python and torch have taken before."""
+"""Bytes of address space for the checks, in addition to what Python and torch use before."""
 LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
 
 
@@ -79,16 +79,16 @@ def parametrize_with_strategies(
 
 
 def resolve(target: Target, registry: Registry, part: Part | None = None) -> list[tuple[Strategy, Origin]]:
-    """Return the strategies that are meant, with all combinations of the parameters given, and where they come from.
+    """Return the strategies of a target, with all combinations of its parameters, and their origins.
 
     Args:
-        target: as `parametrize_with_strategies` takes them.
-        registry: where they are looked for.
-        part: the one strategy that is wanted of a name or file, with its parameters, as records have it.
+        target: as for `parametrize_with_strategies`.
+        registry: finds the strategies.
+        part: as in records: return only this strategy of the target, with these parameters.
 
     Raises:
-        UserError: there is none.
-        PluginError: it does not load.
+        UserError: there is no such strategy, file or parameter.
+        PluginError: the plugin does not load.
     """
     if not isinstance(target, str):
         return [(target() if isinstance(target, type) else target, Origin(plugin=""))]
@@ -105,13 +105,13 @@ def resolve(target: Target, registry: Registry, part: Part | None = None) -> lis
 
 
 class Message(BaseModel):
-    """One line of the process. With nothing in it: nothing of the target has run so far.
+    """A message of the process. The first one is empty: the process has started, and no code of the target has run.
 
     Attributes:
-        report: of the strategy so far.
-        strategies: how many the target stands for.
-        ended: what the check that ran came to, if it is the last one: the process is gone, or nothing was loaded.
-        error: why there is no such target.
+        report: the report of the strategy so far.
+        strategies: number of strategies of the target.
+        ended: status and message of the last check, if the process has ended or the target does not load.
+        error: why the target does not exist.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -125,15 +125,15 @@ class Message(BaseModel):
 def check(
     target: str, limit: float = LIMIT, part: Part | None = None, groups: tuple[Group, ...] = GROUPS
 ) -> list[Report]:
-    """Return the report of each strategy that NAME or FILE.py, with parameters, stands for.
+    """Return the reports of the strategies of NAME or FILE.py, with parameters.
 
-    Each has a process of its own: what one changes there no other meets.
+    Each strategy has its own process, so that changes of the process do not affect other strategies.
 
     Args:
-        target: what is to be checked, as `sparsebench run --plugin` takes it.
-        limit: seconds for each check; a strategy that takes longer is ended.
-        part: the one strategy that is wanted of the target, with its parameters, in place of all.
-        groups: of the checks that are run.
+        target: NAME or FILE.py with parameters, as for `sparsebench run --plugin`.
+        limit: seconds for each check; a process that takes longer is ended.
+        part: as in records: check only this strategy of the target, with these parameters.
+        groups: the groups of checks.
 
     Raises:
         UserError: there is no such strategy, file or parameter.
@@ -148,7 +148,7 @@ def check(
 
 
 def _check_one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
-    """Return the report of one strategy from a process of its own, and how many strategies there are."""
+    """Return the report of one strategy, checked in its own process, and the number of strategies of the target."""
     target, *_ = request
     name = as_utf8(target)
     origin = Origin(plugin=name, revision=file_revision(Path(parse(target).name)))
@@ -159,14 +159,14 @@ def _check_one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
     except EOFError:
         raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
     try:
-        _answer(worker, START)  # it has loaded; one that is gone says so when it is asked
+        _answer(worker, START)  # the process has started; if it has ended, the next answer says why
         worker.ask(request)
         while (outcome := report.undecided) is not None:
             message = _answer(worker, limit)
             if message.error:
                 raise UserError(message.error)
             if message.report is None:
-                status, reason = message.ended or ("crashed", "it said nothing of the check")
+                status, reason = message.ended or ("crashed", "it gave no result of the check")
                 return report.with_outcome(outcome.after(status, reason)), strategies
             report, strategies = message.report, message.strategies
     finally:
@@ -175,7 +175,7 @@ def _check_one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
 
 
 def _answer(worker: Worker, limit: float) -> Message:
-    """Return the next message of the process; if there is none, one that says why it ended."""
+    """Return the next message of the process, or, if it has ended, a message with the reason."""
     try:
         if (message := worker.answer(limit, Message)) is not None:
             return message
@@ -188,16 +188,16 @@ def _answer(worker: Worker, limit: float) -> Message:
 
 
 def main(line: Line) -> None:
-    """Check what is asked for, in a process of its own: load the strategy, run the checks, say what they found."""
+    """Run the checks in this process: load the requested strategy, and send the report after each check."""
     from sparsebench.plugin.registry import PluginError, Registry
     from sparsebench.testing import checks, networks
 
     for name in networks.NAMES:
         networks.cached(name)
-    held = Path("/proc/self/statm")
-    if held.exists():
-        taken = int(held.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     line.say(Message())
     target, part, number, groups = line.recv()
     try:
@@ -212,4 +212,4 @@ def main(line: Line) -> None:
         line.say(Message(ended=("failed", str(error))))
     except UserError as error:
         line.say(Message(error=text_of(error)))
-    os._exit(0)  # threads that a strategy began are not waited for
+    os._exit(0)  # without waiting for threads of the strategy

@@ -1,6 +1,6 @@
-"""What the conformance checks say of a strategy: as text, stored as OUT/checks/<hash>.json, and as a word on boards.
+"""Reports of the conformance checks of a strategy: as text, as files OUT/checks/<hash>.json, and as badges on boards.
 
-It imports no torch: the board is made of reports and of records.
+This module does not import torch, because boards are made from reports and records.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ Group = Literal["required", "recommended", "informative"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 Status = Literal["passed", "failed", "expected", "unsupported", "timeout", "crashed", "not run"]
 SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
-"""What a text has in place of a status."""
+"""The words for some statuses in a text."""
 HARMLESS = frozenset({"passed", "expected", "unsupported"})
 BROKEN = frozenset({"failed", "timeout", "crashed"})
 CHECKS, REMARK = "checks", "checks_remark"
-"""The columns of a strategy's badge and of what there is to say of it; rows have them where an outcome is stored."""
+"""The columns of a strategy's badge and remark; rows have them if reports are stored."""
 UNCHECKED = "unchecked"
 CHANGED = "unchecked (changed since)"
 SEVERAL = "unchecked (several versions)"
 
 
 class Outcome(Value):
-    """What one check found.
+    """The outcome of one check.
 
     Attributes:
-        check: its name.
-        says: what holds where it passed.
-        status: "expected" where the strategy declares that it fails, "unsupported" where there is nothing to check,
-            "timeout" and "crashed" where the process had to be ended or ended itself.
-        message: why, or what was measured.
+        check: name of the check.
+        says: the rule, which holds if the check passes.
+        status: "expected" for a failure that the strategy declares, "unsupported" if there is nothing to check,
+            "timeout" if the process had to be ended, "crashed" if it ended itself.
+        message: the reason, or a measured value.
     """
 
     check: str
@@ -48,16 +48,16 @@ class Outcome(Value):
     seconds: float = 0.0
 
     def after(self, status: Status, message: str = "", seconds: float = 0.0) -> Outcome:
-        """Return what the check found."""
+        """Return the outcome after the check was run."""
         return self.model_copy(update={"status": status, "message": message, "seconds": round(seconds, 3)})
 
 
 class Report(Value):
-    """What all checks found about a strategy with its parameters.
+    """The outcomes of all checks of a strategy with its parameters.
 
     Attributes:
-        origin: where the strategy came from, with its revision.
-        versions: of sparsebench, torch and timm.
+        origin: the origin of the strategy, with its revision.
+        versions: versions of sparsebench, torch and timm.
     """
 
     schema_version: Literal[1] = 1
@@ -71,27 +71,27 @@ class Report(Value):
 
     @property
     def conforms(self) -> bool:
-        """Whether no required check failed but for those that the strategy declares."""
+        """Whether no required check failed, except those that the strategy declares."""
         return all(o.status in HARMLESS for o in self.outcomes if o.group == "required")
 
     @property
     def undecided(self) -> Outcome | None:
-        """The first check that is still to be run; of one that is not run for another's failure a message says so."""
+        """The first check that still has to run, or None. A check that is skipped has a message with the reason."""
         return next((o for o in self.outcomes if o.status == "not run" and not o.message), None)
 
     @property
     def label(self) -> str:
-        """What tables call it: see `sparsebench.strategy.spec.label`."""
+        """The label of the strategy in tables, see `sparsebench.strategy.spec.label`."""
         return label(self.strategy, self.params)
 
     def with_outcome(self, outcome: Outcome) -> Report:
-        """Return the report with that outcome in its place."""
+        """Return the report with the outcome of one check replaced."""
         new = tuple(outcome if old.check == outcome.check else old for old in self.outcomes)
         return self.model_copy(update={"outcomes": new})
 
     @property
     def badge(self) -> str:
-        """Whether it conforms, and how many checks failed."""
+        """Whether the strategy conforms, and how many checks failed."""
         required = [o for o in self.outcomes if o.group == "required"]
         failed = sum(o.status in BROKEN for o in required)
         expected = sum(o.status == "expected" for o in self.outcomes)
@@ -100,7 +100,7 @@ class Report(Value):
 
     @property
     def remark(self) -> str:
-        """Which checks failed, by group, which were expected to, and how many were not run."""
+        """The failed checks by group, the expected failures, and how many checks were not run."""
         remarks = []
         for group in GROUPS[:2]:
             broken = [o for o in self.outcomes if o.group == group and o.status in BROKEN]
@@ -114,7 +114,7 @@ class Report(Value):
 
 
 def _summary(report: Report) -> str:
-    """Return the verdict and the number of checks of each group that passed, in a line."""
+    """Return the verdict and the number of checks of each group by status, in one line."""
     parts = []
     for group in GROUPS:
         counts = Counter(outcome.status for outcome in report.outcomes if outcome.group == group)
@@ -124,9 +124,9 @@ def _summary(report: Report) -> str:
 
 
 def text(report: Report, whole: bool) -> str:
-    """Return the report: all checks, or those that did not pass where they should."""
+    """Return the report as text: all checks if `whole`, otherwise those that failed or were not run."""
     lines, group = [f"{report.label}  {_summary(report)}"], ""
-    before = ""  # a remark is shown once where several checks have the same
+    before = ""  # successive checks with the same message show it once
     for outcome in report.outcomes:
         if not whole and outcome.status in HARMLESS:
             continue
@@ -152,28 +152,27 @@ def markdown(report: Report) -> str:
 
 
 def write(report: Report, out: Path) -> None:
-    """Write a report into a results folder, in place of an earlier one of the same version.
+    """Write a report into a results folder; it replaces one of the same strategy and versions.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    about = [report.strategy, report.params, report.origin.revision, report.versions.get("sparsebench", "")]
-    path = out / "checks" / f"{digest(about)}.json"
+    key = [report.strategy, report.params, report.origin.revision, report.versions.get("sparsebench", "")]
+    path = out / "checks" / f"{digest(key)}.json"
     files.write_whole(path, (canonical(report.model_dump(mode="json")) + "\n").encode())
 
 
 def read(out: Path) -> list[Report]:
-    """Return the reports of a results folder; those that cannot be read are left out with a warning."""
-    from sparsebench.records import store  # numpy comes with it, which the command line need not
+    """Return the reports of a results folder; unreadable ones are left out with a warning."""
+    from sparsebench.records import store  # imports numpy, which the command line avoids
 
     return list(store.values(out, "checks", Report).values())
 
 
 def badge_of(reports: Iterable[Report], label: str, revision: str) -> tuple[str, str]:
-    """Return the badge of a strategy with its parameters, and what the reader is to know besides, or "".
+    """Return the badge of a strategy with its parameters, and a remark for the reader, or "".
 
-    A report counts for the same name, parameters and revision, and only as long as sparsebench, whose version the
-    checks are of, is the same.
+    A report counts for the same name, parameters and revision, and for the version of sparsebench that made it.
     """
     reports = [report for report in reports if report.label == label]
     matching = [report for report in reports if report.origin.revision == revision != ""]

@@ -1,4 +1,4 @@
-"""What a check is, and a strategy that acts under observation: what it read, what it returned, which rule it broke."""
+"""The class of checks, and observed runs of a strategy: what it reads and returns, and which rules it breaks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RuleError(AssertionError):
 
     Args:
         text: what is wrong.
-        check: the name of the check that asks for this rule; "" for the one that runs.
+        check: the name of the check that has this rule; "" for the check that runs.
     """
 
     def __init__(self, text: str, check: str = ""):
@@ -47,9 +47,9 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
 }
-"""What every cell of a process has in common: how it is read, and how it is set."""
+"""The modes that all cells of a process share, each with a function that reads and one that sets it."""
 WAITS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal)
-"""What waits for a GPU."""
+"""Operations that wait for a GPU."""
 
 
 def modes() -> dict[str, Any]:
@@ -59,7 +59,7 @@ def modes() -> dict[str, Any]:
 
 @contextmanager
 def keep_modes() -> Iterator[None]:
-    """Have modes and global random states afterwards as before."""
+    """Restore the modes and the global random states afterwards."""
     before = modes()
     with seeds.global_states_kept():
         try:
@@ -70,12 +70,12 @@ def keep_modes() -> Iterator[None]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the names under which two of these differ."""
+    """Return the names whose values differ."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 class _Spy(TokenView):
-    """A view that remembers what is read of it, and what that was."""
+    """A view that records which fields are read, and their values at that time."""
 
     def __init__(self, view: TokenView, read: set[str]):
         shown = {"index": view.index.clone(), "sizes": view.sizes.clone()}
@@ -93,22 +93,22 @@ class _Spy(TokenView):
         return value
 
     def _changed(self) -> set[str]:
-        """Return the names of what is no longer what was shown."""
+        """Return the names of the fields that have changed since they were read."""
         return {name for name, was in self._shown.items() if not same(vars(self)[name], was)}
 
 
 class Runner(StandIn):
-    """A strategy on a case's network, made anew from its parameters and observed.
+    """An observed strategy, rebuilt from its parameters, on a case's network.
 
     Attributes:
-        plans: its answers so far.
+        plans: the plans that it has returned.
         read: the attributes of views that it has read.
-        changed: those that it has changed in place.
-        modes: what it has changed of the whole process.
-        acting, outputs: the last pass, and what came out of the network.
+        changed: the attributes of views that it has changed in place.
+        modes: the modes of the process that it has changed.
+        acting, outputs: the last pass, and the outputs of the network.
 
     Args:
-        ask: gives the plan in place of the observed strategy; its arguments are the strategy and those of `plan`.
+        ask: returns the plan in place of the observed strategy; called with the strategy and the arguments of `plan`.
     """
 
     acting: Pass
@@ -121,7 +121,7 @@ class Runner(StandIn):
         self.actor = actor_on(self, case, Budget(keep_rate=rate))
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
-        """Ask the strategy, check its plan, and note what it did."""
+        """Ask the strategy, check its plan, and record what it did."""
         if self._ask is not None:
             return self._ask(self.strategy, view, keep)
         spy, before = _Spy(view, self.read), modes()
@@ -138,9 +138,8 @@ class Runner(StandIn):
             raise RuleError(text, "acts_without_error") from error
         if plan is not None:
             try:
-                about = plan, self.strategy, view.index, keep
-                check_form(*about, training=view.training, prefix=view.prefix_count)
-                check_numbers(*about, view.prefix_count)
+                check_form(plan, self.strategy, view.index, keep, training=view.training, prefix=view.prefix_count)
+                check_numbers(plan, self.strategy, view.index, keep, view.prefix_count)
             except StrategyError as error:
                 raise RuleError(f"{error}{place_of(error, self.strategy)}", "plans_are_legal") from error
         self.plans.append(plan)
@@ -149,16 +148,16 @@ class Runner(StandIn):
         return plan
 
     def fit(self, images: Images, network: FrozenNetwork) -> Any:
-        """Let the strategy fit, and note what it did."""
+        """Let the strategy fit, and record what it did."""
         before = modes()
         learned = self.strategy.fit(images, network)
         self.modes |= differences(before, modes())
         return learned
 
     def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Runner:
-        """Pass some rows of the case through the network, without gradients unless in training; return this object.
+        """Pass some rows of the case through the network, with gradients in training only; return this object.
 
-        A strategy that acts in training only is told that it is training in any case.
+        The view of a strategy that acts in training only always has `training` = True.
         """
         rows = rows or slice(None)
         relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
@@ -170,7 +169,7 @@ class Runner(StandIn):
 
 
 class Reads(TorchDispatchMode):
-    """Counts the numbers, and the shapes that hang on numbers, that are read of tensors."""
+    """Counts the reads of numbers of tensors, and of shapes that depend on numbers."""
 
     count = 0
 
@@ -180,12 +179,12 @@ class Reads(TorchDispatchMode):
 
 
 def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
-    """Return a strategy, or what stands in for it, on a case's network; one with a `fit` has looked at images.
+    """Return the actor of a strategy, or of its stand-in, on a case's network, after `fit` if the strategy has one.
 
-    These are not the case's own, and their labels and masks are always the same.
+    `fit` gets the case's inputs in reverse order, with labels that do not depend on the case.
 
     Raises:
-        RuleError: what `fit` did wrong.
+        RuleError: `fit` broke a rule.
     """
     actor = Actor(strategy, budget, case.network.cost, case.network.grid, stream=5)
     if strategy.fits() and actor.acts:
@@ -209,7 +208,7 @@ def choices(plans: Iterable[Plan | None]) -> list[Tensor]:
 
 
 def fresh(strategy: S) -> S:
-    """Return the strategy made anew from its parameters, without what it may have remembered."""
+    """Return the strategy rebuilt from its parameters, without any state."""
     return type(strategy).model_validate(strategy.model_dump())
 
 
@@ -220,13 +219,13 @@ def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = 
 
 @dataclass(frozen=True)
 class Check:
-    """A check; call it with a strategy. It returns a remark and raises RuleError or UnsupportedError.
+    """A check; call it with a strategy. It returns a remark, or raises RuleError or UnsupportedError.
 
     Attributes:
-        name, says: what it is called, and what holds where it passes.
-        function: takes a strategy and, if there are cases, one of these; raises UnsupportedError where it cannot act.
+        name, says: its name, and the rule, which holds if it passes.
+        function: takes a strategy and, if there are cases, a case; raises UnsupportedError if the strategy cannot act.
         cases: names of networks.
-        alone: whether violations of other checks' rules are no matter, but it must act on one of the networks.
+        alone: whether to ignore broken rules of other checks; the strategy must then act on one of the networks.
     """
 
     name: str
@@ -237,13 +236,13 @@ class Check:
     alone: bool
 
     def __call__(self, strategy: Strategy) -> str:
-        """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
+        """Run the check as cells are run, on one thread, without warnings; modes and random states are restored."""
         with keep_modes(), one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self._on_each(strategy) if self.cases else self.function(strategy) or ""
 
     def _on_each(self, strategy: Strategy) -> str:
-        """Return what there is to say of all cases, and on which of them the strategy cannot act."""
+        """Return the remarks on all cases, and why the strategy cannot act on some of them."""
         remarks, cannot = dict[str, None](), dict[str, str]()
         for name in self.cases:
             try:
@@ -268,7 +267,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> Callable[[F], F]:
-    """Return a decorator that makes a check of a function, see `Check`."""
+    """Return a decorator that registers a function as a check, see `Check`."""
 
     def add(function: F) -> F:
         name, says = function.__name__, (function.__doc__ or "").partition("\n")[0]
@@ -279,10 +278,10 @@ def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> 
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors are equal bit for bit; NaN equals NaN."""
+    """Return whether two tensors are equal bit for bit; NaN equals NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)))
 
 
 def alike(a: list[Tensor], b: list[Tensor]) -> bool:
-    """Say whether two lists of tensors are equal bit for bit."""
+    """Return whether two lists of tensors are equal bit for bit."""
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

@@ -264,11 +264,11 @@ def test_cells_that_failed_leave_1_and_the_reason_and_the_others_are_on_the_boar
 
 RETURNS = SAMPLES / "returns.py"
 SAYS = {
-    "listed": "scores must have shape (4, 16), got list; wanted is a tensor, (B, N) (returns.py:",
-    "flat": "scores must have shape (4, 16), got (4,); wanted is a tensor, (B, N) (returns.py:",
+    "listed": "scores must have shape (4, 16), got list; return a (B, N) tensor (returns.py:",
+    "flat": "scores must have shape (4, 16), got (4,); return a (B, N) tensor (returns.py:",
     "strange": "scores must be real numbers, got torch.complex",
     "misread": "unknown field of the view; got 'token'; allowed: ",
-    "remembers": "'remembers' set self.last: it keeps nothing between calls; use view.memory in a pass (returns.py:",
+    "remembers": "'remembers' set self.last: it keeps no state between calls; use view.memory in a pass (returns.py:",
     "peeks": "view.relevance was read but not declared: only kind = 'oracle' may declare it (declared: tokens) (ret",
 }
 

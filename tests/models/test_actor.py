@@ -74,7 +74,7 @@ ILLEGAL = {
     "NaN masks": (lambda: Mask(NAN), "holds NaN", "training"),
     "a mask of another shape": (lambda: Mask(ALIKE[:, 1:]), "must have shape", "training"),
     "a soft mask in a test": (lambda: Mask(ALIKE), "for training only", "test"),
-    "a hard mask": (lambda: Mask(ALIKE > 0), "only an adaptive strategy", "test"),
+    "a hard mask": (lambda: Mask(ALIKE > 0), "a boolean Mask keeps different counts", "test"),
     "an image without a token": (lambda: Mask(NO_TOKEN), "an image without a token", "adaptive"),
     "a shift in a test": (lambda: Shift(TOKENS), "for training only", "test"),
     "a shift of another shape": (lambda: Shift(TOKENS[:, 1:]), "must have shape", "training"),

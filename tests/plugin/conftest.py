@@ -20,7 +20,7 @@ HOSTILE = {
 def record_of(
     status: Any = "ok", *, repetition: int = 0, accuracy: float = 0.75, strange: str = "mine", n_samples: int = 3
 ) -> Record:
-    """Return a record of a watched training; whatever a plugin can name is called `strange`."""
+    """Return a record with a recorded training; all names that a plugin chooses are `strange`."""
     cell = Cell(
         task=Part(name="composite", params={"name": "inner", "widths": [1, 2], "lr": 0.5, "nothing": None}),
         model=Part(name="vit"), strategy=Part(name="mine", params={"on": True, "word": strange}),

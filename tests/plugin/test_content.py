@@ -1,4 +1,4 @@
-"""What of a plugin is hashed, and that this is what is executed."""
+"""The hash of a plugin file covers the code that is executed."""
 
 import sys
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def sparsebench_strategies():
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path) -> Iterator[None]:
-    """Forget what the test's plugins import, as another process would."""
+    """Remove the imports of the test's plugins afterwards, as if each test were another process."""
     path = list(sys.path)
     yield
     for name, loaded in list(sys.modules.items()):
@@ -50,7 +50,7 @@ def modules(tmp_path: Path) -> Iterator[None]:
 
 
 def write(folder: Path, **files: str) -> Path:
-    """Write files, named by the path with two underscores for a slash, into packages, and return the folder."""
+    """Write files into packages, and return the folder; two underscores in a name mean a slash."""
     for name, text in files.items():
         path = folder / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,10 +68,10 @@ def test_a_hash_covers_what_a_file_imports_from_its_folder_and_what_that_imports
     (path.parent / "unused.py").write_text("z = 2")
     assert file_revision(path) == before
     for name in ("near.py", "pack/core.py"):
-        held = (path.parent / name).read_text()
-        (path.parent / name).write_text(held + "\nz = 2")
+        source = (path.parent / name).read_text()
+        (path.parent / name).write_text(source + "\nz = 2")
         assert file_revision(path) != before
-        (path.parent / name).write_text(held)
+        (path.parent / name).write_text(source)
     (path.parent / "pack/weights.bin").write_bytes(b"1")
     assert file_revision(path) != before
     (path.parent / "pack/weights.bin").unlink()
@@ -107,7 +107,7 @@ WHAT = WORD + again + pack.core.WORD
 
 
 def own(folder: Path, word: str, name: str) -> Path:
-    """Write a plugin file with a module and a package beside it, all of one word."""
+    """Write a plugin file with a module and a package beside it, which all contain one word."""
     imports = "import helper\nfrom typing import ClassVar\n\ndef late():\n    from helper import WHAT\n    return WHAT"
     strategy = USES.format(imports=imports, text=word).replace('name = "far"', f'name = "{name}"')
     core = f'WORD = "{word}"\n'
@@ -118,7 +118,7 @@ def own(folder: Path, word: str, name: str) -> Path:
 
 
 def test_a_file_imports_what_lies_beside_it_and_no_other_file_does(tmp_path: Path) -> None:
-    """In the working directory lies another module of that name."""
+    """Another folder has modules of the same names."""
     registry = Registry()
     for word, name in (("a", "far"), ("b", "further")):
         assert registry.load_file(own(tmp_path / word, word, name)) == [name]
@@ -200,5 +200,5 @@ def test_other_code_has_another_hash(one: str, other: str) -> None:
 
 def test_what_is_no_python_counts_by_its_bytes_and_long_numbers_are_known() -> None:
     assert code_of(b"what is # this") != code_of(b"what is # that")
-    long = b"x = 0x" + b"f" * 9000  # which Python does not write in decimals
+    long = b"x = 0x" + b"f" * 9000  # too long for Python to write in decimal
     assert code_of(long) == code_of(long + b" # a comment") != code_of(long + b"f")

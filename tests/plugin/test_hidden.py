@@ -1,4 +1,4 @@
-"""Without the theories: what needs them says so in a line, and the rest works."""
+"""Without the theory plugin, commands that need it print one line, and all others work."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Observers: who is told of which records, and what one does that raises, hangs or is no observer."""
+"""Observers: the records that they receive, and observers that raise, hang or are invalid."""
 
 import logging
 import subprocess
@@ -218,7 +218,7 @@ def test_an_observer_without_its_library_says_what_to_install(
     name: str, modules: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in modules:
-        monkeypatch.setitem(sys.modules, module, None)  # which makes its import fail
+        monkeypatch.setitem(sys.modules, module, None)  # so that its import fails
     done = call("run", *RUN, "--out", tmp_path, "--observe", name)
     says = f"Error: observer '{name}' is not installed; pip install 'sparsebench[{name}]'\n"
     assert (done.exit_code, done.stderr) == (2, says)

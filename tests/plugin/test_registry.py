@@ -28,7 +28,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Callable[..., Path]:
-    """Return a maker of plugin files: the good one, with some texts replaced and others appended."""
+    """Return a function that writes the good plugin file, with some texts replaced and others appended."""
 
     def make(name: str = "mine.py", more: str = "", **replaced: str) -> Path:
         text = GOOD
@@ -45,9 +45,9 @@ def plugin(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Registry]]:
-    """Return what installs one-file modules with entry points, and gives a registry that sees them.
+    """Return a function that installs one-file modules with entry points, and returns a registry with them.
 
-    A module's name begins with stranger, so that it is forgotten afterwards.
+    Modules whose names begin with stranger are removed afterwards.
     """
 
     def install(entries: dict[str, str], *, name: str = "stranger", last: bool = False, **modules: str) -> Registry:
@@ -62,7 +62,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 def ask(program: str) -> Any:
-    """Return what the program leaves in `answer`, run in a Python of its own."""
+    """Run a program in another Python process, and return its variable `answer`."""
     code = f"""
 import json, sys
 from sparsebench.plugin.registry import Registry
@@ -76,7 +76,7 @@ print(json.dumps(answer))
 
 
 def test_asking_for_one_strategy_imports_no_other_and_listing_imports_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text(GOOD)  # named as a module that others import
+    (tmp_path / "json.py").write_text(GOOD)  # the name of a module that others import
     program = f"""
 r.strategy('noise')
 answer = [sorted(m for m in sys.modules if 'sparsebench_plugins.' in m)]
@@ -98,9 +98,9 @@ def test_an_unknown_name_is_refused_with_the_nearest(registry: Registry, what: s
 
 def test_a_file_brings_its_strategies(registry: Registry) -> None:
     assert registry.load_file(SAMPLES / "good.py") == ["norm"]
-    found = registry.strategy("norm")
-    assert found.file == SAMPLES / "good.py"
-    assert found.cls(largest=False).largest is False
+    registered = registry.strategy("norm")
+    assert registered.file == SAMPLES / "good.py"
+    assert registered.cls(largest=False).largest is False
     assert "norm" in {f.cls.name for f in registry.strategies()}
 
 
@@ -155,7 +155,7 @@ def test_a_file_that_does_not_load_is_refused_with_the_reason_and_leaves_nothing
 ) -> None:
     with pytest.raises(UserError, match=rf"plugin file .*mine\.py: .*{re.escape(says)}"):
         registry.load_file(plugin(**{old: new}))
-    assert "norm" not in {found.cls.name for found in registry.strategies()} and registry.files == []
+    assert "norm" not in {registered.cls.name for registered in registry.strategies()} and registry.files == []
 
 
 @pytest.mark.parametrize("path", ["nowhere.py", "."])
@@ -204,10 +204,10 @@ Installed = Callable[..., Registry]
 
 @pytest.mark.parametrize(("name", "version"), [("stranger", "1.5"), ("", "")])
 def test_an_installed_plugin_is_found_under_any_entry_point(installed: Installed, name: str, version: str) -> None:
-    """A distribution without a name is none the worse."""
-    found = installed({"bundle": "stranger_norm"}, name=name, stranger_norm=GOOD).strategy("norm")
-    assert (found.cls.name, found.origin.plugin) == ("norm", "bundle")
-    assert (found.origin.distribution, found.origin.version) == (name, version)
+    """A distribution without a name works too."""
+    registered = installed({"bundle": "stranger_norm"}, name=name, stranger_norm=GOOD).strategy("norm")
+    assert (registered.cls.name, registered.origin.plugin) == ("norm", "bundle")
+    assert (registered.origin.distribution, registered.origin.version) == (name, version)
 
 
 def test_a_broken_installed_plugin_costs_only_itself(installed: Installed) -> None:
@@ -216,7 +216,7 @@ def test_a_broken_installed_plugin_costs_only_itself(installed: Installed) -> No
         stranger_norm=GOOD, stranger_broken="import sys\nsys.exit('no')\n", stranger_big="1 / 0\n",
     )  # fmt: skip
     assert registry.strategy("random").cls.name == "random" and registry.broken == {}  # none of them was imported
-    assert {found.cls.name for found in registry.strategies()} >= SHIPPED | {"norm"}
+    assert {registered.cls.name for registered in registry.strategies()} >= SHIPPED | {"norm"}
     assert set(registry.broken) == {"broken", "gone", "big"} and "SystemExit" in registry.broken["broken"]
     for look, name, says in ((registry.strategy, "broken", "SystemExit: no"), (registry.model, "big", "ZeroDivisionE")):
         with pytest.raises(UserError, match=f"plugin '{name}' does not load: {says}"):
@@ -228,7 +228,7 @@ def test_an_entry_point_that_names_no_module_costs_only_itself(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     registry = installed({"ghost": value, "norm": "stranger_norm"}, stranger_norm=GOOD)
-    assert {found.cls.name for found in registry.strategies()} >= SHIPPED | {"norm"}
+    assert {registered.cls.name for registered in registry.strategies()} >= SHIPPED | {"norm"}
     assert set(registry.broken) == {"ghost"} and "names no module" in registry.broken["ghost"]
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -247,6 +247,6 @@ def test_an_installed_plugin_cannot_take_the_place_of_a_shipped_strategy(
     text = GOOD.replace('"norm"', '"random"')
     registry = installed({entry: "stranger_random"}, name="a_stranger", last=last, stranger_random=text)
     registry.load_all()
-    found = registry.strategy("random")
-    assert found.origin.distribution == "sparsebench"
-    assert found.cls.__module__ == "sparsebench_plugins.random"
+    registered = registry.strategy("random")
+    assert registered.origin.distribution == "sparsebench"
+    assert registered.cls.__module__ == "sparsebench_plugins.random"

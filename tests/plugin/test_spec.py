@@ -91,8 +91,8 @@ def test_several_values_are_swept_over_in_every_combination():
 )
 def test_parameters_are_checked_and_take_their_types(cls, text, filled):
     (params,) = parse(text).combinations()
-    found = fill(cls, params, "x")
-    assert {name: getattr(found, name) for name in filled} == filled
+    instance = fill(cls, params, "x")
+    assert {name: getattr(instance, name) for name in filled} == filled
 
 
 class Power(BaseModel):

@@ -1,4 +1,4 @@
-"""Records as TensorBoard event files and as MLflow runs: what is written is read back."""
+"""Records written as TensorBoard event files and as MLflow runs are read back."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from sparsebench.plugin.observer import Observer
 from sparsebench.plugin.trackers import MLflow, TensorBoard, key
 from sparsebench.records.record import Record
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
 Make = Callable[..., Record]
 
 
 class Found(NamedTuple):
-    """One run as its library reads it: parameters, last values of metrics, a series by its steps, and a failure."""
+    """One run, read by its library: parameters, last values of metrics, a series by steps, and a failure."""
 
     name: str
     parameters: dict[str, Any]
@@ -32,46 +32,46 @@ def from_tensorboard(folder: Path) -> list[Found]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    found = []
+    runs = []
     for run in sorted({path.parent for path in (folder / "composite-vit").rglob("events.out.tfevents.*")}):
         events = EventAccumulator(str(run), {"scalars": 0, "tensors": 0})
         events.Reload()
         scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-        held = HParamsPluginData.FromString(events.PluginTagToContent("hparams")["_hparams_/session_start_info"])
-        given = held.session_start_info.hparams
+        info = HParamsPluginData.FromString(events.PluginTagToContent("hparams")["_hparams_/session_start_info"])
+        hparams = info.session_start_info.hparams
         failure = "failure/text_summary"
-        said = events.Tensors(failure)[0].tensor_proto.string_val[0] if failure in events.Tags()["tensors"] else b""
-        found.append(Found(
-            run.name, {name: getattr(value, value.WhichOneof("kind")) for name, value in given.items()},
-            {name: values[-1][1] for name, values in scalars.items()}, scalars.get("watched_loss", []), said.decode(),
+        reason = events.Tensors(failure)[0].tensor_proto.string_val[0] if failure in events.Tags()["tensors"] else b""
+        runs.append(Found(
+            run.name, {name: getattr(value, value.WhichOneof("kind")) for name, value in hparams.items()},
+            {name: values[-1][1] for name, values in scalars.items()}, scalars.get("watched_loss", []), reason.decode(),
             None,
         ))  # fmt: skip
-    return found
+    return runs
 
 
 def from_mlflow(folder: Path) -> list[Found]:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=folder.as_uri())
-    (experiment,) = (one for one in client.search_experiments() if one.name == "composite-vit")
-    found = []
+    (experiment,) = (entry for entry in client.search_experiments() if entry.name == "composite-vit")
+    runs = []
     for run in client.search_runs([experiment.experiment_id], max_results=5000):
         loss = client.get_metric_history(run.info.run_id, "watched_loss")
-        said = run.data.tags.get("sparsebench.failure", "")
-        series = [(one.step, one.value) for one in loss]
-        found.append(Found(run.info.run_name, run.data.params, run.data.metrics, series, said, run))
-    return found
+        reason = run.data.tags.get("sparsebench.failure", "")
+        series = [(metric.step, metric.value) for metric in loss]
+        runs.append(Found(run.info.run_name, run.data.params, run.data.metrics, series, reason, run))
+    return runs
 
 
 @pytest.fixture(params=["tensorboard", "mlflow"])
 def tracker(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[type[Any], str, Callable[[Path], list[Found]], Callable[[Any], Any]]:
-    """Return an observer, its parameter of a folder, what reads that, and how a parameter's value is read back."""
+    """Return an observer, its folder parameter, a function that reads the folder, and one that converts values."""
     pytest.importorskip(request.param, reason=f"needs the extra: pip install 'sparsebench[{request.param}]'")
     if request.param == "tensorboard":
         return TensorBoard, "dir", from_tensorboard, lambda value: value
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # so that what the observer sets is taken back
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # so that the observer's change is undone
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     return MLflow, "uri", from_mlflow, str
 
@@ -115,8 +115,8 @@ def test_a_cell_that_is_told_again_takes_its_own_place(make_record: Make, tmp_pa
     observer: Observer = cls(**{place: str(tmp_path / "log")})
     observer.open(tmp_path)(make_record(accuracy=0.25))
     see = observer.open(tmp_path)
-    for told in (make_record(accuracy=0.5), make_record(accuracy=0.75), make_record(repetition=1, accuracy=1.0)):
-        see(told)
+    for record in (make_record(accuracy=0.5), make_record(accuracy=0.75), make_record(repetition=1, accuracy=1.0)):
+        see(record)
     assert sorted(run.metrics["accuracy"] for run in read(tmp_path / "log")) == [0.75, 1.0]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of merging strategies share: views of known tokens, and runs on a small network."""
+"""Helpers of the tests of merging strategies: views of known tokens, and runs on a small network."""
 
 import math
 
@@ -10,7 +10,7 @@ from sparsebench.strategy.view import TokenView
 
 
 def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, prefix_count=1, block=1, depth=4, grid=None, **given):
-    """Return a view of random tokens, keys and attention, with what is given in their place."""
+    """Return a view of random tokens, keys and attention, which keyword arguments replace."""
     rng = torch.Generator().manual_seed(seed)
     fields = {
         "tokens": torch.randn(B, N, C, generator=rng),
@@ -33,13 +33,13 @@ def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, prefix_count=1, block=1, de
 
 
 def place(tokens, keep, width, *, block=1, depth=4, heads=2, prefix=1, patches=None):
-    """Return a place in a network of that width, from which nothing is asked."""
+    """Return a place in a network of this width; the other sizes do not matter."""
     patches = tokens if patches is None else patches
     return Place(block, depth, tokens, keep, width, heads, width // heads, prefix, patches, 0.0)
 
 
 def merged(plan, seen):
-    """Return the tokens (B, M, C) that the plan makes of those of the view."""
+    """Return the (B, M, C) tokens of the view after the plan."""
     return apply(plan, seen.tokens, seen.sizes)
 
 
@@ -82,7 +82,7 @@ def linear(layer, row):
 
 
 def normed(row, norm):
-    """Return what a layer norm makes of one row."""
+    """Return a layer norm's outputs for one row."""
     middle = sum(row) / len(row)
     std = math.sqrt(sum((x - middle) ** 2 for x in row) / len(row) + norm.eps)
     return [(x - middle) / std * w + b for x, w, b in zip(row, rows(norm.weight), rows(norm.bias), strict=True)]

@@ -1,4 +1,4 @@
-"""A-ViT against plain loops in float64, written from its equations: scores, remainders, what is read, the loss."""
+"""A-ViT against plain loops in float64, written from its equations: scores, remainders, read-out, loss."""
 
 import copy
 import math
@@ -26,9 +26,9 @@ def sigmoid(x):
 
 @torch.no_grad()
 def by_hand(network, image, gamma, beta, epsilon):
-    """Return for one image (logits, depths, remainders, scores): of patches 0..N-1 and the class token, float64.
+    """Return (logits, depths, remainders, scores) of one image, for patches 0..N-1 and the class token, in float64.
 
-    A patch that has halted is zero before the next block, and is a key for none but itself.
+    A halted patch is zero before the next block, and a key only for itself.
     """
     model = copy.deepcopy(network.module).double()
     x = model.patch_embed((image[None].double() - 0.5) / 0.5)
@@ -65,10 +65,10 @@ def by_hand(network, image, gamma, beta, epsilon):
     return model.head(model.norm(read[None]))[0].numpy(), depth, remainder, scores
 
 
-def loss_by_hand(told, strategy, target):
-    """Return the loss of the images' (depths, remainders, scores)."""
-    ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in told])
-    sums = [sum(sum(scores[layer]) for *_, scores in told) for layer in range(L)]
+def loss_by_hand(results, strategy, target):
+    """Return the loss for the (depths, remainders, scores) of the images."""
+    ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in results])
+    sums = [sum(sum(scores[layer]) for *_, scores in results) for layer in range(L)]
     apart = []
     for layer in range(1, L + 1):
         prior = math.exp(-((layer - target) ** 2) / 2) / math.sqrt(2 * math.pi)
@@ -97,8 +97,8 @@ def test_halting_read_out_and_loss_are_those_of_plain_loops(gamma, beta, epsilon
     assert acting.index.shape == (B, N) and not acting.ragged
     scores = torch.stack(list(acting.memory["scores"].values()), dim=1)
     np.testing.assert_allclose(scores, [scores for *_, scores in hand], atol=1e-5)
-    told = [(depth, rest, scores) for _, depth, rest, scores in hand]
-    assert float(acting.loss()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-5)
+    results = [(depth, rest, scores) for _, depth, rest, scores in hand]
+    assert float(acting.loss()) == pytest.approx(loss_by_hand(results, strategy, 2.5), abs=1e-5)
 
 
 def loss_of(target, network, **budget):

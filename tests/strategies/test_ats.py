@@ -16,13 +16,13 @@ from sparsebench.training.steps import Samples
 
 
 def shares(attention, values):
-    """Return S_j = a_j ||v_j|| / sum of one sample's, values (H, N, d)."""
-    given = [a * math.sqrt(sum(float(v) ** 2 for v in values[:, j].flatten())) for j, a in enumerate(attention)]
-    return [g / sum(given) for g in given]
+    """Return S_j = a_j ||v_j|| / sum_i a_i ||v_i|| of one sample, for values (H, N, d)."""
+    contributions = [a * math.sqrt(sum(float(v) ** 2 for v in values[:, j].flatten())) for j, a in enumerate(attention)]
+    return [g / sum(contributions) for g in contributions]
 
 
 def taken(S, M, ascending, points, left=0):
-    """Return which tokens the M points fall upon, after some have left; of two as near the one with the smaller sum."""
+    """Return the tokens that the M points select, after some have left; of equally near ones, the smallest sum."""
     order = sorted(range(len(S)), key=lambda j: (S[j], j)) if ascending else list(range(len(S)))
     c, total = [], 0.0
     for j in order:
@@ -42,7 +42,7 @@ def taken(S, M, ascending, points, left=0):
 @pytest.mark.parametrize("ascending", [True, False])
 @pytest.mark.parametrize("M", [1, 2, 5, 11, 16, 17])
 def test_the_points_take_the_tokens_whose_sum_is_nearest(M, ascending, points):
-    # In double precision: in single, which of two tokens is nearer to a point may be the machine's rounding.
+    # In float64: in float32 rounding may decide which of two tokens is nearer to a point.
     values = torch.randn(3, 2, 17, 5, generator=torch.Generator().manual_seed(M)).double()
     attention = torch.rand(3, 17, generator=torch.Generator().manual_seed(M + 1)).double() ** 4
     plan = ATS(ascending=ascending, points=points).plan(view(attention=attention, values=values), M)
@@ -80,7 +80,7 @@ def test_padding_is_never_taken(M, points):
 def test_where_tokens_have_left_the_points_begin_at_the_smallest_score_that_is_there():
     first = view(1, 4, attention=torch.tensor([[0.1, 0.2, 0.3, 0.4]]), values=torch.ones(1, 2, 4, 3))
     assert ATS().plan(first, 4).keep.tolist() == [[False, True, True, True]]
-    # The points .2, .6 and 1 of the sums .2, .5 and 1; were the smallest taken off again, they would pass it over.
+    # The points are .2, .6 and 1, the sums .2, .5 and 1; with the smallest subtracted again, no point would select it.
     then = view(1, 3, attention=torch.tensor([[0.2, 0.3, 0.5]]), values=torch.ones(1, 2, 3, 3))
     then.memory = first.memory
     assert ATS().plan(then, 3).keep.tolist() == [[True, True, True]]

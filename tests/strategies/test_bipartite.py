@@ -25,7 +25,7 @@ def numbers(seen, b):
 
 
 def check(seen, plan, expected, size_tolerance=0.0):
-    """Compare what the plan makes with `expected(b)`, pairs of token and size."""
+    """Compare the tokens and sizes after the plan with `expected(b)`, pairs of token and size."""
     x, s = merged(plan, seen), sizes_after(plan, seen.sizes)
     for b in range(len(x)):
         rows = expected(b)
@@ -34,9 +34,9 @@ def check(seen, plan, expected, size_tolerance=0.0):
 
 
 def groups(host):
-    """Return the members of each token that is its own host, itself first, in rising order of it."""
-    own = [j for j, h in enumerate(host) if h == j]
-    return [[j] + [i for i, h in enumerate(host) if h == j and i != j] for j in own]
+    """Return the members of each token that is its own host, in order of position; the host is the first member."""
+    hosts = [j for j, h in enumerate(host) if h == j]
+    return [[j] + [i for i, h in enumerate(host) if h == j and i != j] for j in hosts]
 
 
 def means(seen, b, host):
@@ -45,7 +45,7 @@ def means(seen, b, host):
 
 
 def tome_groups(seen, b, r):
-    """Return the members of each group in ToMe's order, the one that stays first: what is left of A, then B."""
+    """Return the members of each group, the remaining token first, in ToMe's order: the rest of A, then B."""
     keys, P = mean_keys(seen, b), seen.prefix_count
     A, B = ([i for i in range(len(keys)) if (P + i) % 2 == odd] for odd in (0, 1))
     best = {i: max(B, key=lambda j: cosine(keys[i], keys[j])) for i in A}
@@ -113,10 +113,10 @@ def test_ppt_drops_tokens_of_images_with_uneven_scores_and_merges_tomes_pairs_of
     def expected(b):
         x, s = numbers(seen, b)
         lengths = [math.hypot(*values[b, :, i].flatten().tolist()) for i in range(N)]
-        given = [a * length for a, length in zip(seen.attention[b].tolist(), lengths, strict=True)]
-        if sum((g / sum(given) - 1 / N) ** 2 for g in given) / N * N**2 <= threshold:
+        contributions = [a * length for a, length in zip(seen.attention[b].tolist(), lengths, strict=True)]
+        if sum((g / sum(contributions) - 1 / N) ** 2 for g in contributions) / N * N**2 <= threshold:
             return tome(seen, b, N - keep)
-        return [(x[i], s[i]) for i in sorted(sorted(range(N), key=lambda i: -given[i])[:keep])]
+        return [(x[i], s[i]) for i in sorted(sorted(range(N), key=lambda i: -contributions[i])[:keep])]
 
     check(seen, PPT(threshold=threshold).plan(seen, keep), expected)
 
@@ -126,7 +126,7 @@ def test_ppt_measures_the_variance_by_the_patches_at_the_input():
     attention[0, 5] += 6.0
     seen, later = (view(2, 16, values=torch.ones(2, 2, 16, 3), attention=attention) for _ in range(2))
     later.memory["patches"] = 8
-    first, second = (PPT(threshold=1.0).plan(one, 9).target for one in (seen, later))
+    first, second = (PPT(threshold=1.0).plan(batch, 9).target for batch in (seen, later))
     assert bool((first[0] == -1).any()) and not bool((first[1] == -1).any()) and not bool((second == -1).any())
     assert seen.memory["patches"] == 16
 

@@ -108,7 +108,7 @@ def test_a_regular_coarser_grid_is_average_pooling():
     x = torch.randn(2, 5, 14, 14, generator=torch.Generator().manual_seed(0))
     seen = view(2, 196, tokens=x.flatten(2).mT, grid=(14, 14), sizes=torch.ones(2, 196))
     for side in (7, 2, 14, 5):
-        # Each patch as side x side copies, of which 14 x 14 make a cell.
+        # Each patch becomes side x side copies; 14 x 14 copies make a cell.
         small = torch.nn.functional.avg_pool2d(x.repeat_interleave(side, 2).repeat_interleave(side, 3), 14)
         torch.testing.assert_close(merged(Downsample().plan(seen, side * side), seen), small.flatten(2).mT)
 

@@ -23,7 +23,7 @@ def probabilities(theta, pace):
 
 
 def in_training(seed=0):
-    """Return a view in training, in float64, of which tokens 2 and 7 of each sample are gone."""
+    """Return a view in training, in float64, in which tokens 2 and 7 of each sample were removed."""
     strategy, rng = DiffRateSearch(pace=2.0), torch.Generator().manual_seed(seed)
     tokens, attention = (torch.randn(2, N, C, generator=rng).double(), torch.rand(2, N, generator=rng).double())
     seen = view(B=2, N=N, tokens=tokens, attention=attention)
@@ -36,9 +36,9 @@ def in_training(seed=0):
 
 
 def by_hand(seen, thetas, pace, at=None):
-    """Return what the mask holds of each sample: keep, values, sizes.
+    """Return the fields of the mask for each sample: keep, values, sizes.
 
-    Masks are 1 or 0 by the counts at `at`, plus what P is more than there: their values and their straight gradients.
+    Masks are 1 or 0 by the counts at `at`, plus the difference of P from P at `at`, for straight-through gradients.
     """
     (P_p, _), (P_m, _) = (probabilities(theta, pace) for theta in thetas)
     (Q_p, p), (Q_m, m) = (probabilities(theta, pace) for theta in (at or thetas))
@@ -67,9 +67,9 @@ def by_hand(seen, thetas, pace, at=None):
     return keep, values, sizes
 
 
-def same(found, expected):
-    expected = torch.tensor(expected, dtype=torch.float64).to(found)
-    torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)
+def same(actual, expected):
+    expected = torch.tensor(expected, dtype=torch.float64).to(actual)
+    torch.testing.assert_close(actual.detach(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -77,8 +77,8 @@ def test_the_mask_the_groups_and_the_sizes_are_the_equations(seed):
     strategy, seen = in_training(seed)
     plan = strategy.plan(seen, 3)
     thetas = [seen.learned[name].tolist() for name in "pm"]
-    for found, expected in zip((plan.keep, plan.values, plan.sizes), by_hand(seen, thetas, 2.0), strict=True):
-        same(found, expected)
+    for actual, expected in zip((plan.keep, plan.values, plan.sizes), by_hand(seen, thetas, 2.0), strict=True):
+        same(actual, expected)
     assert int(seen.memory["counts"][1]) == 3 and plan.keep.sum(dim=1).tolist() == [3.0, 3.0]
 
 
@@ -86,16 +86,16 @@ def test_the_gradient_goes_straight_through_the_probability_that_a_rank_is_kept(
     strategy, seen = in_training()
     rng = torch.Generator().manual_seed(5)
     plan = strategy.plan(seen, 3)
-    held = plan.keep, plan.values, plan.sizes
-    factors = [torch.randn(x.shape, generator=rng, dtype=torch.float64) for x in held]
-    sum((f * x).sum() for f, x in zip(factors, held, strict=True)).backward()
+    fields = plan.keep, plan.values, plan.sizes
+    factors = [torch.randn(x.shape, generator=rng, dtype=torch.float64) for x in fields]
+    sum((f * x).sum() for f, x in zip(factors, fields, strict=True)).backward()
     thetas = {name: seen.learned[name].tolist() for name in "pm"}
 
     def loss(name, i, step):
         moved = {key: list(theta) for key, theta in thetas.items()}
         moved[name][i] += step
-        found = by_hand(seen, list(moved.values()), 2.0, at=list(thetas.values()))
-        return sum(float((f * torch.tensor(x, dtype=torch.float64)).sum()) for f, x in zip(factors, found, strict=True))
+        hand = by_hand(seen, list(moved.values()), 2.0, at=list(thetas.values()))
+        return sum(float((f * torch.tensor(x, dtype=torch.float64)).sum()) for f, x in zip(factors, hand, strict=True))
 
     for name in "pm":
         slopes = [(loss(name, i, 1e-5) - loss(name, i, -1e-5)) / 2e-5 for i in range(N)]
@@ -155,7 +155,7 @@ def test_the_loss_is_the_weighted_square_and_brings_the_counts_to_the_budget():
     network.module.requires_grad_(False)
     actor = actor_on(network, Budget(macs=0.9), weight=3.0)
     target = actor_on(network, Budget(macs=0.5))
-    actor.planned = target.planned  # as if the counts had begun far from what is asked for
+    actor.planned = target.planned  # as if the initial counts were far from the budget
     weights = [weight for module in actor.learned.values() for weight in module.parameters()]
     optimiser = torch.optim.Adam(weights, lr=0.05)
     asked, off = target.share_of(target.planned), []

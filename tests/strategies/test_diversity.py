@@ -17,7 +17,7 @@ DIVERSE = [DivPrune(), FarthestPoint(), DPP()]
 
 
 def one_by_one(apart, first, keep):
-    """Return the choice that begins with a token and takes the one farthest from all before it."""
+    """Return a selection that begins with a token and adds the token that is farthest from the selected ones."""
     chosen = [first]
     while len(chosen) < keep:
         rest = [i for i in range(len(apart)) if i not in chosen]
@@ -79,7 +79,7 @@ def test_more_tokens_stay_than_there_are_channels():
 
 
 def saliency(rows):
-    """Return what each of the tokens that leave counts beside its size, from (N, N) attention."""
+    """Return the factor of the size of each token that leaves, from (N, N) attention."""
     sharp = [sum(a * math.log(a) for a in row if a > 0) for row in rows]
     low, high = min(sharp), max(sharp)
     scaled = [(s - low) / (high - low) if high > low else 0.0 for s in sharp]

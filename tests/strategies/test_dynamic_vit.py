@@ -18,7 +18,7 @@ def network():
 
 
 def log_probabilities(module, tokens, D):
-    """Return (keep, drop) log-probabilities of each of the tokens, lists of C numbers, by the layers' equations."""
+    """Return (keep, drop) log-probabilities of tokens, lists of C numbers, by the equations of the layers."""
     norm, project = module["own"][0], module["own"][1]
     z = []
     for x in tokens:
@@ -36,7 +36,7 @@ def log_probabilities(module, tokens, D):
 
 
 def noted(strategy):
-    """Return the strategy's class with each plan and view noted."""
+    """Return the strategy's class, changed to record each plan and view."""
 
     class Noted(type(strategy)):
         def plan(self, view, keep):
@@ -77,7 +77,7 @@ def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_ba
 
 @pytest.fixture(scope="module")
 def told():
-    """Return the masks of two stages, of float64, and what student and teacher tell."""
+    """Return the masks of two stages in float64, and the outputs of student and teacher."""
     rng = torch.Generator().manual_seed(0)
     D1 = (torch.rand(B, N, generator=rng) > 0.4).double()
     D2 = D1 * (torch.rand(B, N, generator=rng) > 0.4)
@@ -101,7 +101,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
     assert alone == pytest.approx(2 * ratio)
     apart = 0.0
     for b in range(B):
-        p, q = (told.logits[b].softmax(0).tolist() for told in (student, teacher))
+        p, q = (outputs.logits[b].softmax(0).tolist() for outputs in (student, teacher))
         p, q = (q, p) if divergence == "released" else (p, q)
         apart += sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)) / B
     away = sum(
@@ -125,7 +125,7 @@ def test_the_term_of_the_tokens_moves_the_tokens_and_not_the_mask(told):
 
 
 def squeezed_by_hand(x, hosts, gone):
-    """Return N lists, one sample's tokens (N, C) after each that is gone was added to its most similar host."""
+    """Return N lists: one sample's tokens (N, C) after each removed token was added to its most similar host."""
     x = x.double().tolist()
     goes = {q: max(hosts, key=lambda h: cosine(x[q], x[h])) for q in gone} if hosts else {}
     out = []

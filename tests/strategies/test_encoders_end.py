@@ -11,7 +11,7 @@ from sparsebench.strategy.plans import Keep
 
 
 def vision_zip(order, keys, x, s, a, K):
-    """Return rows and sizes when 3/10 of those that go on are merged ones."""
+    """Return rows and sizes if 3/10 of the remaining tokens are merged ones."""
     C = round(0.3 * K)
     dominant, others = order[: K - C], sorted(order[K - C :])
     targets = [others[m * (len(others) // C)] for m in range(C)]
@@ -24,7 +24,7 @@ def vision_zip(order, keys, x, s, a, K):
 
 
 def vis_pruner(order, keys, x, s, a, K):
-    """Return rows and sizes when half are the most attended ones, and two others leave at a time."""
+    """Return rows and sizes if half are the most attended tokens, and two others leave in each round."""
     important, others = order[: K // 2], sorted(order[K // 2 :])
     while len(others) > K - K // 2:
         even, odd = others[::2], others[1::2]
@@ -35,7 +35,7 @@ def vis_pruner(order, keys, x, s, a, K):
 
 
 def pru_merge(order, keys, x, s, a, K):
-    """Return rows and sizes when a centre takes in a quarter of those that come."""
+    """Return rows and sizes if each centre is merged with a quarter of the tokens."""
     rows = []
     for i in sorted(order[:K]):
         near = sorted((j for j in range(len(x)) if j != i), key=lambda j: -dot(keys[i], keys[j]))

@@ -1,4 +1,4 @@
-"""EViT against loops over its equations in float64: what is fused, one token alone, and the keep rate in training."""
+"""EViT against loops over its equations in float64: fused tokens, single fused tokens, the keep rate in training."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What shipped strategies choose changes with their revision alone; so do the helpers that they share."""
+"""Choices of shipped strategies, and results of their shared helpers, change only with the revisions."""
 
 import copy
 import importlib.util
@@ -30,7 +30,7 @@ FEW = ("keep 0.4",)
 
 @pytest.fixture(scope="module")
 def kept():
-    """Return the file, with the runs of one budget."""
+    """Return the rows of the file, with the runs at one budget."""
     rows = FINGERPRINTS.read()
     others = tuple(name for name in FINGERPRINTS.BUDGETS if name not in FEW)
     for row in rows["strategies"].values():
@@ -72,7 +72,7 @@ def test_every_shared_way_to_choose_has_a_fingerprint():
 def test_a_strategy_that_chooses_otherwise_is_named_until_its_revision_is_raised(kept, now, monkeypatch):
     def plan(self, view, keep):
         target, leaves = selection.bipartite(view.keys, keep, view.prefix_count)
-        return Merge(target, weight=torch.where(leaves, 0.0, 1.0))  # what is merged adds nothing
+        return Merge(target, weight=torch.where(leaves, 0.0, 1.0))  # merged tokens have weight 0
 
     monkeypatch.setattr(ToMe, "plan", plan)
     changed = copy.deepcopy(now)

@@ -62,9 +62,9 @@ def test_the_information_is_the_mean_square_of_what_a_factor_on_the_token_change
     for batch in (1, 3, 32):
         monkeypatch.setattr(fisher_mask, "BATCH", batch)
         actor, (learned, images_seen) = fitted(network)
-        found = learned["0.information"]
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-6 * wanted.max())
-        assert images_seen == B and torch.equal(actor.learned[0]["information"], found)
+        information = learned["0.information"]
+        torch.testing.assert_close(information.double(), wanted, rtol=1e-3, atol=1e-6 * wanted.max())
+        assert images_seen == B and torch.equal(actor.learned[0]["information"], information)
 
 
 def test_every_image_keeps_the_same_positions_and_they_are_those_with_the_most_information():

@@ -1,4 +1,4 @@
-"""IdleViT against loops over its equations in float64: who takes part in each block, and the logits."""
+"""IdleViT against loops over its equations in float64: the tokens that take part in each block, and the logits."""
 
 import copy
 from itertools import pairwise
@@ -26,13 +26,13 @@ def attended(block, x):
 
 @torch.no_grad()
 def by_hand(network, image, counts, prefix, rows):
-    """Return the logits of one image, and who takes part block by block; scores are means over heads and `rows`."""
+    """Return the logits of one image, and the active tokens of each block; scores are means over heads and `rows`."""
     model = copy.deepcopy(network.module).double()
     x = list(model._pos_embed(model.patch_embed((image[None].double() - 0.5) / 0.5))[0])
     scores, chosen = [None] * N, []
     for number, block in enumerate(model.blocks):
-        held = [count for at, count in counts.items() if at <= number]
-        active = range(N) if not held else sorted(sorted(range(N), key=lambda i: (-scores[i], i))[: held[-1]])
+        reached = [count for at, count in counts.items() if at <= number]
+        active = range(N) if not reached else sorted(sorted(range(N), key=lambda i: (-scores[i], i))[: reached[-1]])
         chosen.append(list(active))
         places = [*range(prefix), *(prefix + i for i in active)]
         new, A = attended(block, torch.stack([x[place] for place in places]))
@@ -61,4 +61,4 @@ def test_who_takes_part_and_the_logits_are_those_of_loops(name, counts):
         assert [decision.after[b].tolist() for decision in acting.decisions] == chosen[first:]
         came_back += sum(not set(after) <= set(before) for before, after in pairwise(chosen[first:]))
     assert acting.index.tolist() == [list(range(N))] * B
-    assert name != "class token" or counts != {1: 11} or came_back > 0  # else it would be a strategy that drops
+    assert name != "class token" or counts != {1: 11} or came_back > 0  # otherwise it would only drop tokens

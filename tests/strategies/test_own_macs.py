@@ -1,4 +1,4 @@
-"""What strategies multiply themselves, against torch's counter of floating-point operations around their plans."""
+"""The own MACs of strategies against torch's counter of floating-point operations around their plans."""
 
 import numpy as np
 import pytest
@@ -17,11 +17,11 @@ from sparsebench.testing.trial import StandIn
 
 
 class Watched(StandIn):
-    """Adds to `found` the MACs an image that the counter sees while a plan is made, and carried out if it is a Mix."""
+    """Adds to `macs_seen` the counted MACs per image of each plan, including the application of a Mix."""
 
-    def __init__(self, strategy, found):
+    def __init__(self, strategy, macs_seen):
         super().__init__(strategy)
-        self.found = found
+        self.macs_seen = macs_seen
 
     def plan(self, view, keep):
         for field in self.strategy.reads():
@@ -30,16 +30,16 @@ class Watched(StandIn):
             plan = self.strategy.plan(view, keep)
             if isinstance(plan, Mix):
                 apply(plan, view.tokens, view.sizes)
-        self.found.append(counter.get_total_flops() / 2 / len(view.index))
+        self.macs_seen.append(counter.get_total_flops() / 2 / len(view.index))
         return plan
 
 
 def counted(strategy, network, inputs, rate, **budget):
-    """Return the MACs of its own of each choice that has some, and those that the counter saw."""
-    found: list[float] = []
-    acting, _ = act(Watched(strategy, found), network, inputs, rate=rate, **budget)
+    """Return the own MACs of the choices, and the counted MACs, without zeros."""
+    macs_seen: list[float] = []
+    acting, _ = act(Watched(strategy, macs_seen), network, inputs, rate=rate, **budget)
     assert acting.steps == acting.actor.planned
-    return [step.own for step in acting.steps if step.own], [macs for macs in found if macs]
+    return [step.own for step in acting.steps if step.own], [macs for macs in macs_seen if macs]
 
 
 COUNTED = (
@@ -49,7 +49,7 @@ COUNTED = (
     "patch_merger", "sit", "token_learner:hidden=7", "sinkhorn:epsilon=0.1,iterations=7", "tnt",
 )  # fmt: skip
 FEW_LEAVE = ("tome", "mctf", "diffrate", "ppt", "tps", "sinkhorn")
-"""One of each kind of which also one token of 16 leaves."""
+"""One strategy of each kind, for a budget that removes one of 16 tokens."""
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ FEW_LEAVE = ("tome", "mctf", "diffrate", "ppt", "tps", "sinkhorn")
 def test_own_macs_are_what_the_counter_counts(words, rate, prefix):
     strategy, network = made(words), vit(**prefix)
     for block in network.module.blocks:
-        block.attn.fused_attn = False  # the counter does not see it on a CPU
-    own, found = counted(strategy, network, images(1), rate)
-    assert own == found and (own or strategy.name == "diffrate")  # which merges half of one token: none
+        block.attn.fused_attn = False  # the counter does not count it on a CPU
+    own, macs_seen = counted(strategy, network, images(1), rate)
+    assert own == macs_seen and (own or strategy.name == "diffrate")  # diffrate merges half of one token, that is none
 
 
 @pytest.mark.theory
@@ -72,23 +72,23 @@ def test_keys_of_theory_models_have_their_own_width(words):
     shallow, two_layer = ShallowViT(rng, np.eye(8)[:, :4], 11, **sizes), TwoLayerViT(rng, 11, 8, d_h=6, d_v=5, shrink=1)
     for network in (shallow, two_layer):
         try:
-            own, found = counted(made(words), network, torch.rand(B, 11, 8), 0.6)
+            own, macs_seen = counted(made(words), network, torch.rand(B, 11, 8), 0.6)
         except UnsupportedError:
             assert network is two_layer
         else:
-            assert own and own == found
+            assert own and own == macs_seen
 
 
 def test_distances_cost_a_multiplication_a_channel():
-    """The counter does not know them."""
+    """The counter does not count distances."""
     for words, macs in (
         ("dpc_knn", N * N * 32),
         ("farthest_point", N * N * 32),
         ("k_medoids:iterations=3", N * N * 32 + 3 * N * N),
         ("k_medoids:iterations=0,weights=equal", N * N * 32),
     ):
-        own, found = counted(made(words), vit(), images(), 0.5, blocks=(1,))
-        assert own == [macs] and not found
+        own, macs_seen = counted(made(words), vit(), images(), 0.5, blocks=(1,))
+        assert own == [macs] and not macs_seen
 
 
 @pytest.mark.parametrize("macs", [0.9, 0.5, 0.3])

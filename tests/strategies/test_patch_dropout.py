@@ -1,4 +1,4 @@
-"""PatchDropout saves training and leaves the test alone."""
+"""PatchDropout saves MACs in training and does not change the test."""
 
 import torch
 from sparsebench_plugins.patch_dropout import PatchDropout

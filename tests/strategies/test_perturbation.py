@@ -36,7 +36,7 @@ def begin(strategy, network, n=B, training=False, **budget):
 
 
 def seen(strategy, network, inputs, need=None):
-    """Return the pass of a strategy, and the uniform numbers and tokens that it saw."""
+    """Return the pass of a strategy, and the uniform numbers and tokens of its views."""
     shown = []
 
     class Watched(Perturbation):
@@ -124,15 +124,15 @@ def test_it_acts_on_the_theory_models(model, task):
 
 
 def asked(decide, network, inputs, scripted, training=False):
-    """Return what `decide` makes of the view in the middle of a pass of the network."""
-    found = []
+    """Return the result of `decide` for the view in the middle of a pass through the network."""
+    results = []
 
     def plan(view, keep):
-        found.append(decide(view))
+        results.append(decide(view))
         return Keep(torch.arange(keep).expand(len(view.index), keep))
 
     network(inputs, begin(scripted(plan, needs=("tokens", "outputs")), network, len(inputs), training))
-    return found[0]
+    return results[0]
 
 
 @pytest.mark.parametrize("make", DEEP.values(), ids=DEEP)
@@ -159,7 +159,7 @@ def test_outputs_of_the_tokens_as_they_are_is_the_bare_network_as_in_a_test(scri
 @torch.no_grad()
 def test_rows_may_be_of_any_samples_and_no_more_than_the_batch_go_through_at_once(scripted):
     network, sample = vit(), torch.tensor([3, 0, 0, 2, 1, 3, 3])
-    # Their prefixes differ only if the samples do: here each has one of its own.
+    # Each sample gets its own prefix, because prefixes of equal samples are equal.
     network.module.patch_drop.register_forward_hook(
         lambda _m, _a, x: torch.cat([x[:, :1] + torch.arange(len(x))[:, None, None], x[:, 1:]], dim=1)
     )

@@ -1,4 +1,4 @@
-"""What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
+"""Declarations of published methods: settings that can be typed, published token counts and MACs, names."""
 
 from dataclasses import replace
 from functools import cache
@@ -32,7 +32,7 @@ REGISTRY = Registry()
 
 @cache
 def typed(words: str, model: str = "timm:deit_small_patch16_224"):
-    """Return the strategy and the budget of what a user types after --plugin, with a model."""
+    """Return the strategy and the budget of a value for --plugin, with a model."""
     request = Request(plugins=(words,), tasks=("composite:canvas=224,patch=16",), model=model, n_train=(8,), seeds=1)
     name = words.partition(":")[0]
     (cell,) = [job.cell for job in expand(request, REGISTRY) if job.cell.strategy.name == name]
@@ -47,11 +47,11 @@ def counts_of(words: str) -> dict[int, int]:
 
 
 def gmacs_of(words: str) -> list[float]:
-    """Return the GMACs with the strategy's own products and without: authors count them, or do not."""
+    """Return the GMACs with and without the strategy's own products, because some authors do not count them."""
     strategy, _ = typed(words)
     counts = counts_of(words)
     steps = deit_small().steps(strategy.traits(), tuple(counts), tuple(counts.values()))
-    # Here tokens that leave make no query where attention is not needed to choose them; published networks make all.
+    # Here removed tokens have no query unless the selection needs attention; published networks compute all queries.
     every = [replace(step, early=False) for step in steps]
     return [deit_small().macs(some) / 1e9 for some in (every, [replace(step, own=0.0) for step in every])]
 
@@ -84,7 +84,7 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
     strategy, _ = typed(setting.words)
     assert setting in type(strategy).published
     if setting.gmacs is None or strategy.adaptive:
-        return  # what an adaptive one costs is known when it has seen images
+        return  # the cost of an adaptive strategy is known after calibration on images
     assert setting.network == "DeiT-S"
     assert any(gmacs == pytest.approx(setting.gmacs, rel=0.02) for gmacs in gmacs_of(setting.words))
 
@@ -94,7 +94,7 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
     [
         ("evit:counts=9+x,blocks=3+6", "counts"),
         ("diffrate:keep_rate=0.7,undropped=9+8", "got 2 of them; allowed: 12, one for each block of this model"),
-        ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must never be more than before"),
+        ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must not increase"),
         ("pitome:ratio=1.2", "got 1.2; allowed: (0, 1]"),
         ("tome:per_block=26..", "26..0"),
         ("tome:blocks=3+12", "got 3+12; allowed: 0 to 11 for this model"),
@@ -102,7 +102,7 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
     ],
 )
 def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words, says):
-    given = ["--task", "composite:canvas=224,patch=16", "--model", "timm:deit_small_patch16_224", "--n-train", "8"]
-    done = CliRunner().invoke(main, ["run", "--plugin", words, *given, "--out", str(tmp_path / "out"), "--dry-run"])
+    options = ["--task", "composite:canvas=224,patch=16", "--model", "timm:deit_small_patch16_224", "--n-train", "8"]
+    done = CliRunner().invoke(main, ["run", "--plugin", words, *options, "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ CLASSLESS = partial(vit, class_token=False, global_pool="avg")
 
 
 def class_attention(s, b, j, P, classless=False):
-    """Return a_j, mean over heads; without a class token the mean over queries of what j receives."""
+    """Return a_j, mean over heads; without a class token the attention that j receives, mean over queries."""
     H, T = s["A"].shape[1], s["A"].shape[2]
     rows = range(T) if classless else (0,)
     return sum(s["A"][b, h, i, P + j] for h in range(H) for i in rows) / (H * len(rows))
@@ -40,8 +40,8 @@ def value_norm(s, b, j, P):
 
 
 def ats(s, b, j, P, classless=False):
-    given = [class_attention(s, b, i, P, classless) * value_norm(s, b, i, P) for i in range(N)]
-    return given[j] / sum(given)
+    contributions = [class_attention(s, b, i, P, classless) * value_norm(s, b, i, P) for i in range(N)]
+    return contributions[j] / sum(contributions)
 
 
 def feature_norm(s, b, j, P):
@@ -156,7 +156,7 @@ ITERATIONS = (30, 5, 5, 1)  # of the four blocks
 
 
 def ranks(A, iterations, low, high):
-    """Return one sample's s for all tokens, A (H, T, T), and how many heads counted."""
+    """Return one sample's s for all tokens from A (H, T, T), and the number of heads that are used."""
     H, T = A.shape[:2]
     each = []
     for h in range(H):
@@ -171,7 +171,7 @@ def ranks(A, iterations, low, high):
 
 
 def stay(s, keys, keep, similar, groups):
-    """Return the patches of one sample that stay: s of the patches, keys (N, C)."""
+    """Return the patches of one sample that stay, from s of the patches and keys (N, C)."""
     order = sorted(range(len(s)), key=lambda j: (-s[j], j))
     half = (len(s) + 1) // 2
     first, second = (order[::2], order[1::2]) if groups == "alternate" else (order[:half], order[half:])
@@ -185,7 +185,7 @@ def stay(s, keys, keep, similar, groups):
 
 
 RANKED = ("", ":groups=rank", ":similar=1.0", ":similar=0.0", ":low=0.1,high=0.4", ":low=5.0,high=6.0")
-"""The last two have few heads that count, and none."""
+"""The last two use few heads, and no head."""
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ BIG = {"img_size": 64, "depth": 1}  # 8 x 8 patches
 
 
 def drawn(n, keep, cell, rows=8, columns=8):
-    """Return (n, cells) how many tokens of each cell stay in n samples, and the (n, N) mask of those that stay."""
+    """Return (n, cells) numbers of tokens that stay in the cells of n samples, and the (n, N) mask of these tokens."""
     network = vit(**(BIG | {"img_size": (8 * rows, 8 * columns)}))
     tokens = rows * columns
     pixels = torch.zeros(1, 3, 8 * rows, 8 * columns).expand(n, -1, -1, -1)
@@ -283,7 +283,7 @@ def test_kinds_are_as_published():
 
 
 def masks(share):
-    """Return (B, N) relevance: random tokens with that share each, the others with none."""
+    """Return (B, N) relevance: random tokens have this share each, the others none."""
     order = torch.rand(B, N, generator=torch.Generator().manual_seed(2)).argsort(dim=1)
     return torch.zeros(B, N).scatter(1, order[:, :5], share)
 

@@ -16,7 +16,7 @@ K, C = 5, 6
 
 
 def seen_by(strategy, tokens=17):
-    """Return a view with a module whose weights are all but those it began with."""
+    """Return a view with a module whose weights are not the initial ones."""
     seen = view(N=tokens, C=C)
     rng = torch.Generator().manual_seed(3)
     with torch.random.fork_rng():
@@ -67,7 +67,7 @@ def test_it_is_the_equation(strategy):
 
 
 def test_sinkhorn_takes_the_same_of_each_token_and_at_last_gives_each_centre_as_much():
-    # With 1 / (K + N) for both no plan has both marginals: what the centres get is equal, and is not what was asked.
+    # With 1 / (K + N) for both, no plan has both marginals: those of the centres are equal, but have another value.
     for iterations, least, most in ((1, 1e-3, 1 / 3), (200, 0, 5e-5)):
         strategy = Sinkhorn(epsilon=0.5, iterations=iterations)
         T = strategy.plan(seen_by(strategy), K).weight.detach()

@@ -20,9 +20,9 @@ from sparsebench.training.loop import patches_in
 SCHEDULES = ("stages", "every", "late")
 SPENDING = {name: cls for name, cls in SHIPPED.items() if cls.budgeted and not cls.trains_only}
 EACH_WAY = ("attn_topk", "patch_variance", "radial")
-"""In the fast tests these alone take every disposal: one in attention, one at the input, and one that refuses one."""
+"""The fast tests run only these with every disposal: one in attention, one at the input, one without "squeeze"."""
 SCHEDULED = (*EACH_WAY, "tome", "mctf", "ats", "idle_vit", "diffrate")
-"""And these alone every schedule: of those that merge, decide themselves, let rest, and do several of these."""
+"""The fast tests run only these with every schedule: they drop, merge, are adaptive, let rest, or combine these."""
 TABLE = [
     pytest.param(
         cls, disposal, schedule, id=f"{name}-{disposal}-{schedule}",
@@ -35,9 +35,9 @@ TABLE = [
     if disposal in cls.allowed_disposals() and (schedule == "stages" or cls.site != "input")
 ]  # fmt: skip
 NO_PLACE = {"radial"}
-"""Strategies that need to know where a token is, which nobody knows of mixed ones."""
+"""Strategies that need the positions of tokens, which mixed tokens do not have."""
 TARGETS = (0.65, 0.37)
-"""Of the dense MACs: about those of DeiT-S at keep rates 0.7 and 0.25."""
+"""Fractions of the dense MACs: about those of DeiT-S at keep rates 0.7 and 0.25."""
 OUT_OF_REACH = {
     ("tome", "stages", 0.37): 0.4965,
     ("tofu", "stages", 0.37): 0.4965,
@@ -46,9 +46,9 @@ OUT_OF_REACH = {
     ("vid_tldr", "stages", 0.37): 0.5007,
     ("ppt", "stages", 0.37): 0.4965,
 }
-"""What they cost at the least on DeiT-S. They merge pairs, so that half of the tokens go at once at most, and in three
-stages 98, 49 and 25 of 196 stay; mctf and vid_tldr have more of the attention made as well. Nothing else misses, and
-these reach it by their own schedule, in every block.
+"""The smallest cost of these strategies on DeiT-S. They merge pairs, so at most half of the tokens leave at once: after
+three stages 98, 49 and 25 of 196 stay. mctf and vid_tldr also compute more of the attention. All other strategies reach
+the target, and these reach it with their own schedule, in every block.
 """
 
 
@@ -81,7 +81,7 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_and_in_a_batch(netw
     realised = {d.block: d.after.shape[1] for d in acting.decisions}
     assert counts[-1] < N
     if not strategy.adaptive:
-        if strategy.rests:  # a count holds until the next, and at the end all are there
+        if strategy.rests:  # a count holds until the next, and at the end all tokens are present
             realised = {block: realised[block] for block in at}
         assert realised.items() <= at.items() and acting.index.shape == (B, N if strategy.rests else counts[-1])
     assert out.shape == (B, 5) and bool(out.isfinite().all())

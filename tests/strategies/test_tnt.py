@@ -1,4 +1,4 @@
-"""TNT against plain loops in float64, written from its equations: relevance, noise, and what is redundant."""
+"""TNT against plain loops in float64, written from its equations: relevance, noise, redundant tokens."""
 
 import math
 
@@ -15,7 +15,7 @@ from sparsebench.strategy.budget import Budget
 
 
 class Watched(TNT):
-    """Remembers what it saw and said."""
+    """Records its views and plans."""
 
     def plan(self, view, keep):
         plan = super().plan(view, keep)
@@ -36,7 +36,7 @@ def alphas(x, g):
 
 
 def kept_by_hand(x, alpha, drawn, keep, b):
-    """Return the positions that stay of one sample's tokens (N, C)."""
+    """Return the positions of the tokens (N, C) of one sample that stay."""
     best, x = chosen(alpha, keep + b), x.double().tolist()
     shuffled = sorted(best, key=lambda i: float(drawn[i]))
     first, second = shuffled[: len(best) // 2], shuffled[len(best) // 2 :]
@@ -61,7 +61,7 @@ def test_relevance_and_what_stays_are_those_of_plain_loops(redundant, rate):
 
 
 def in_training(network, **parameters):
-    """Return a pass in training, in which modules have norms of their own, and the (B, P + N, C) of each block."""
+    """Return a pass in training, with a different norm in each module, and the (B, P + N, C) tokens of each block."""
     acting, came = start(Watched(**parameters), network), {}
     rng = torch.Generator().manual_seed(4)
     with torch.no_grad():

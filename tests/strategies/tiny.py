@@ -1,4 +1,4 @@
-"""A small Vision Transformer for tests of strategies, and what a block of it computes, in float64 and by hand."""
+"""A small Vision Transformer for tests of strategies, and the results of one of its blocks in float64."""
 
 import copy
 import importlib
@@ -22,7 +22,7 @@ SHIPPED = {name: importlib.import_module(module).sparsebench_strategies()[0] for
 
 
 def made(words):
-    """Return a shipped strategy as users name it, as in "tome:proportional=false"."""
+    """Return a shipped strategy from its name and parameters, such as "tome:proportional=false"."""
     spec = parse(words)
     (params,) = spec.combinations()
     return fill(SHIPPED[spec.name], params, spec.name)
@@ -49,16 +49,16 @@ def images(n=B):
 
 
 def chosen(scores, keep):
-    """Return the positions of the `keep` best of one sample's scores, in rising order, by a plain sort."""
+    """Return the positions of the `keep` largest scores of one sample, in ascending order, by a plain sort."""
     best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:keep]
     return sorted(best)
 
 
 @torch.no_grad()
 def inside(network, inputs, number):
-    """Return what one block of the bare model computes from all tokens, float64: q, k, v, attention A, branch, tokens.
+    """Return q, k, v, attention A, branch and tokens of one block of the bare model with all tokens, in float64.
 
-    Heads (B, H, T, d) and (B, H, T, T), class and register tokens first; branch and tokens (B, T, C).
+    q, k, v are (B, H, T, d), A is (B, H, T, T), class and register tokens first; branch and tokens are (B, T, C).
     """
     model = copy.deepcopy(network.module).double()
     seen = []

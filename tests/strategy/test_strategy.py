@@ -104,12 +104,12 @@ def test_a_class_that_cannot_be_a_strategy_gets_a_complaint(body, says):
 
 
 def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None:
-    said = {found.cls.name: how_of(found.cls) for found in Registry().strategies()}
+    hows = {registered.cls.name: how_of(registered.cls) for registered in Registry().strategies()}
     known = {
         "dense": "-", "oracle": "truth", "anti_oracle": "truth", "attn_topk": "drop", "tps": "mix", "evit": "fuse",
         "ats": "drop", "dynamic_vit": "trained", "patch_merger": "trained", "tofu": "drop+merge",
     }  # fmt: skip
-    assert {name: said[name] for name in known} == known and all(said.values())
+    assert {name: hows[name] for name in known} == known and all(hows.values())
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def make_plan(kind, rng, B, N, M):
 
 
 def by_loops(plan, x, sizes, prefix):
-    """Return what the plan makes of (B, P + N, C), sizes (B, N) and names, those of the first one, token by token."""
+    """Return tokens, sizes and patches after the plan, computed token by token from (B, P + N, C) tokens."""
     out, after, names = [], [], []
     for b in range(x.shape[0]):
         patches, N = x[b, prefix:], sizes.shape[1]
@@ -53,7 +53,7 @@ def by_loops(plan, x, sizes, prefix):
             rows += [sum(weights[i] * patches[i] for i in range(N)) for weights in plan.weight[b]]
             size, name = [1.0] * plan.weight.shape[1], [-1] * plan.weight.shape[1]
         out.append(torch.stack(rows))
-        after.append([float(one) for one in size])
+        after.append([float(value) for value in size])
         names.append(name)
     return torch.stack(out), torch.tensor(after, dtype=sizes.dtype), torch.tensor(names)
 
@@ -125,12 +125,12 @@ def test_gradients_flow_through_tokens_and_their_weights(kind):
     plan = make_plan(kind, rng, 2, 6, 3)
     x = torch.randn(2, 6, 2, generator=rng, dtype=torch.float64, requires_grad=True)
 
-    def changed(x, *given):
-        new = replace(plan, **{weights: given[0]}) if given else plan
+    def changed(x, *weight):
+        new = replace(plan, **{weights: weight[0]}) if weight else plan
         return tokens.apply(new, x, torch.ones(2, 6).double())
 
-    given = () if weights is None else (getattr(plan, weights).requires_grad_(),)
-    assert torch.autograd.gradcheck(changed, (x, *given))
+    weight = () if weights is None else (getattr(plan, weights).requires_grad_(),)
+    assert torch.autograd.gradcheck(changed, (x, *weight))
 
 
 def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them():
@@ -154,7 +154,7 @@ def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
     plan, sizes, _, _, _ = case
     B, N = sizes.shape
     token = torch.randint(-1, N, (B, 11), generator=torch.Generator().manual_seed(seed))
-    found = tokens.membership_after(plan, token, N)
+    membership = tokens.membership_after(plan, token, N)
     for b, old in enumerate(token.tolist()):
         for patch, place in enumerate(old):
             if isinstance(plan, Merge):
@@ -163,7 +163,7 @@ def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
                 kept = plan.index[b].tolist()
                 fused = -1 if plan.fuse is None or place < 0 else len(kept)
                 goes = kept.index(place) if place in kept else fused
-            assert int(found[b, patch]) == goes
+            assert int(membership[b, patch]) == goes
 
 
 def test_of_a_mask_of_booleans_padding_stands_for_nothing():

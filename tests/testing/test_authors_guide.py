@@ -1,4 +1,4 @@
-"""The Python of README.md and docs/ is run, and what the guide says of names is so."""
+"""The Python code of README.md and docs/ is run, and the names in the guide are checked."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Each check fails for a strategy that breaks its rule, and for none that keeps it."""
+"""Each check fails for strategies that break its rule, and passes for those that keep it."""
 
 import random
 import sys
@@ -21,9 +21,9 @@ from sparsebench.training.steps import Autograd, Samples
 
 
 def report_of(strategy, *names):
-    """Return the report of the checks of these names, run in this process."""
+    """Return the report of the named checks, run in this process."""
     report = checks.blank(strategy, Origin(plugin="test"))
-    report = report.model_copy(update={"outcomes": tuple(one for one in report.outcomes if one.check in names)})
+    report = report.model_copy(update={"outcomes": tuple(o for o in report.outcomes if o.check in names)})
     return report.model_copy(update={"outcomes": tuple(checks.outcomes(strategy, report))})
 
 
@@ -32,7 +32,7 @@ def failed(report):
 
 
 class FarFromMean(Strategy):
-    """Keeps the tokens that lie far from their mean; what is broken below is otherwise this."""
+    """Keeps the tokens that are far from their mean; the broken strategies below are variants of it."""
 
     name: ClassVar[str] = "broken"
 
@@ -46,11 +46,11 @@ def test_a_strategy_that_keeps_all_rules_passes_everything(strategy, check):
 
 
 def caller(kind):
-    """Return an object of that kind that a running function has."""
+    """Return a local variable of this class in a calling function."""
     frame = sys._getframe()
     while frame:
-        if held := [value for value in frame.f_locals.values() if isinstance(value, kind)]:
-            return held[0]
+        if values := [value for value in frame.f_locals.values() if isinstance(value, kind)]:
+            return values[0]
         frame = frame.f_back
     return None
 
@@ -95,7 +95,7 @@ def forgets_gradients(self, view):
 
 
 def of(change):
-    """Return scores like FarFromMean's after a look at the view that does something else too."""
+    """Return a method `scores` that calls `change` with the view before it returns FarFromMean's scores."""
 
     def scores(self, view):
         extra = change(view)
@@ -277,7 +277,7 @@ def test_fused_tokens_count_for_the_budget():
 
 
 class Declares(FarFromMean):
-    """Keeps a state, and says so."""
+    """Keeps a state, and declares it."""
 
     expected_failures: ClassVar = {"fifth_batch_as_first": "it learns while it runs", "odd_sizes": "none really"}
 

@@ -1,4 +1,4 @@
-"""Every shipped strategy keeps every rule; see conftest.py for when this file is looked at."""
+"""Every shipped strategy keeps every rule; see conftest.py for when this file is collected."""
 
 import pytest
 from samples import SAMPLES

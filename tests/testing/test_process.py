@@ -1,4 +1,4 @@
-"""The checks in a process of their own: what hangs, dies or eats memory is named, and the command lives on."""
+"""The checks in their own process: strategies that hang, crash or need too much memory do not end the command."""
 
 import json
 import subprocess
@@ -32,8 +32,8 @@ def named(sample, limit=60.0):
     ],
 )  # fmt: skip
 def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, status, says):
-    *found, message, report = named(sample, limit)
-    assert found == [check, status] and says in message
+    *outcome, message, report = named(sample, limit)
+    assert outcome == [check, status] and says in message
     assert not report.conforms
 
 
@@ -97,8 +97,8 @@ def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_pat
     path.write_text(text.replace("\n\n@", second + "\n\n@").replace("[Norm]", "[Norm, Smallest]"))
     done = command(f"{path}:largest=false", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    reports = [Report.model_validate({k: v for k, v in one.items() if k != "conforms"}) for one in found]
+    objects = json.loads(done.stdout)
+    reports = [Report.model_validate({k: v for k, v in values.items() if k != "conforms"}) for values in objects]
     assert [(r.strategy, r.params) for r in reports] == [("norm", {"largest": False}), ("smallest", {"largest": False})]
     assert all(r.origin.revision.startswith("code-") and r.conforms and r.versions["torch"] for r in reports)
     assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.group == "informative")

@@ -1,4 +1,4 @@
-"""What the conformance checks found: stored in a run's folder, and a word and a remark on its boards."""
+"""Reports of the conformance checks: stored in a run's folder, and shown on its boards as badge and remark."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ CHECKED = {
 
 
 def report(strategy="mine", revision="a", version=sparsebench.__version__, params=None, **found):  # type: ignore
-    """Return a report of checks that passed, if not said else."""
+    """Return a report of checks that passed, except for the given outcomes."""
     outcomes = tuple(
         Outcome(check=name, group=group, says="So.", status=found.pop(name, "passed"), message='it wrote "ü\n"')  # type: ignore[arg-type]
         for name, group in CHECKED.items()
@@ -62,7 +62,7 @@ SQUARE = report(params={"power": 2.0})
         ([report(version="0.0.9")], "mine", "a", OLD),
         ([report(version="0.0.9"), report()], "mine", "a", ("passes", "")),
         ([report(), report(version="0.0.9")], "mine", "a", ("passes", "")),
-        ([report(revision="")], "mine", "", OTHER),  # of which nothing is known
+        ([report(revision="")], "mine", "", OTHER),  # an unknown revision
         *(([report(**found)], "mine", "a", (shown, remark)) for found, shown, remark in (
             ({"gradients_flow": "unsupported", "odd_sizes": "unsupported"}, "passes", ""),
             ({"gradients_flow": "failed"}, "passes", "fails recommended gradients_flow"),

@@ -1,4 +1,4 @@
-"""`sparsebench check --results`: what is checked of a results folder, what is stored, what its board then says."""
+"""`sparsebench check --results`: the checked strategies of a results folder, the stored reports, and the board."""
 
 import csv
 import shutil
@@ -19,32 +19,32 @@ SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 
 def badges_of(folder):
-    """Return the column `checks` of the board in the folder by strategy; None where there is none."""
+    """Return the column `checks` of the folder's board by strategy; values are None without the column."""
     with (folder / "leaderboard.csv").open(newline="") as file:
         return {row["strategy"]: row.get("checks") for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return where a file of one's own was run, with two values of its parameter, and an installed one."""
+    """Return a folder with the run of a plugin file, with two values of its parameter, and of an installed strategy."""
     root = tmp_path_factory.mktemp("made")
-    own = root / "own.py"
-    own.write_text((SAMPLES / "good.py").read_text())
-    done = call("run", *SMALL, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", root / "out")
+    file = root / "own.py"
+    file.write_text((SAMPLES / "good.py").read_text())
+    done = call("run", *SMALL, "--plugin", f"{file}:largest=true,false", "--plugin", "noise", "--out", root / "out")
     assert done.exit_code == 0, done.output
     return root
 
 
 @pytest.fixture
 def folder(made, tmp_path):
-    """Return the folder of that run, beside the file of one's own; a test may change both."""
+    """Return a copy of the run's folder beside the plugin file, which a test may change."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "out"
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Note which checks are asked for, in place of running them in processes; each strategy passes none."""
+    """Record the requested checks instead of running them in processes; reports have no outcomes."""
     calls = []
 
     def check(target, limit, part=None):
@@ -62,21 +62,22 @@ NORMS = [("norm", {"disposal": "drop", "largest": largest}) for largest in (True
 
 @pytest.mark.slow
 def test_a_whole_check_puts_badges_on_the_board(folder):
-    own = folder.parent / "own.py"
+    file = folder.parent / "own.py"
     assert set(badges_of(folder).values()) == {None}
-    line = [sys.executable, "-W", "error", "-m", "sparsebench", "check", own, "--results", folder]
+    line = [sys.executable, "-W", "error", "-m", "sparsebench", "check", file, "--results", folder]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "same_seed_same_bits" in done.stdout and done.stderr.endswith(
         f"written: {folder}/leaderboard.md, .csv, .json, .png, .html\n"
     )
-    found = badges_of(folder)
-    assert found["norm"] == found["norm(largest=False)"] == "passes" and found["noise"] == "unchecked"
-    before = {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
-    assert call("run", *SMALL, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", folder)
-    assert before == {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
-    own.write_text(own.read_text() + "\nCHANGED = True\n")
-    call("run", *SMALL, "--plugin", f"{own}:largest=true", "--out", folder)
+    badges = badges_of(folder)
+    assert badges["norm"] == badges["norm(largest=False)"] == "passes" and badges["noise"] == "unchecked"
+    names = [f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]  # pictures are empty in this process
+    before = [(folder / name).read_bytes() for name in names]
+    assert call("run", *SMALL, "--plugin", f"{file}:largest=true,false", "--plugin", "noise", "--out", folder)
+    assert before == [(folder / name).read_bytes() for name in names]
+    file.write_text(file.read_text() + "\nCHANGED = True\n")
+    call("run", *SMALL, "--plugin", f"{file}:largest=true", "--out", folder)
     assert badges_of(folder)["norm"] == "unchecked (changed since)"
     assert "another revision was checked" in (folder / "leaderboard.md").read_text()
 
