@@ -159,7 +159,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
     tmp_path: Path, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "__version__", "99.0")
-    with pytest.raises(UserError, match=r"another sparsebench; got .* allowed: 99.0"):
+    with pytest.raises(UserError, match=r"another version of sparsebench; got .* allowed: 99.0"):
         list(records_of(cluster, jobs_of(), tmp_path))
 
 

@@ -192,7 +192,7 @@ def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_pat
     with pytest.raises(UserError) as error:
         execute(planned(tmp_path), Registry(), tmp_path, engine=loses)
     line = f"the engine gave no record of 1 of 4 cells, {lost} among them; the records of the others are stored; "
-    assert str(error.value) == line + "the same command goes on"
+    assert str(error.value) == line + "the same command continues"
     assert len(store.read(tmp_path)) == 3 and [job.cell.id for job in planned(tmp_path).todo] == [lost]
     execute(planned(tmp_path), Registry(), tmp_path)
     assert len(store.read(tmp_path)) == 4

@@ -218,7 +218,7 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     assert soon(lambda: not processes_of(tmp_path))
     if number == signal.SIGINT:
         assert code == 130 and "Traceback" not in error
-        assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
+        assert "Ctrl-C again stops now" in error and "the same command continues" in error
     else:
         assert code == -signal.SIGKILL
     kept = cells_of(tmp_path)
@@ -248,5 +248,5 @@ def test_nothing_outlives_a_run_that_is_killed_or_hears_ctrl_c_twice_even_if_it_
     code, error = stopped_by(number, tmp_path, str(samples / f"{plugin}.py"), asleep, times)
     assert soon(lambda: not processes_of(tmp_path)) and "Traceback" not in error
     assert code == (130 if times == 2 else -number)
-    assert times == 1 or "the same command goes on from there" in error
+    assert times == 1 or "the same command continues" in error
     assert plugin not in {record.label for record in store.read(tmp_path).values()}
