@@ -201,7 +201,7 @@ def refused(result: Result, *says: str) -> None:
         (["--timeout", "soon"], ["--timeout", "'soon'", "10m"]),
         (["--timeout", "1h", "--jobs", "0"], ["--timeout needs a worker process", "--jobs 1"]),
         (["--memory-limit", "1MiB"], ["--memory-limit", "0.5GiB"]),
-        (["--precision", "bfloat16"], ["task 'composite' trains networks, and --precision is of tests"]),
+        (["--precision", "bfloat16"], ["task 'composite' trains networks; --precision is for tests"]),
         (["--sede", "1"], ["--sede"]),
     ],
     ids=lambda x: " ".join(map(str, x))[-40:],

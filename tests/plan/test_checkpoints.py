@@ -197,7 +197,7 @@ def test_a_training_s_checkpoint_with_its_optimizer_and_average_is_read(
     path = saved(tmp_path / "own.pth", content)
     (first,) = executed(tmp_path / "first", given(pictures, path)).values()
     (line,) = caplog.messages
-    assert "own.pth: 'model' is taken, and not model_ema" in line and "--weights-key" in line
+    assert "own.pth: 'model' is used, and not model_ema" in line and "--weights-key" in line
     caplog.clear()
     (second,) = executed(tmp_path / "second", given(pictures, path, key="model_ema")).values()
     assert not caplog.messages
@@ -308,7 +308,7 @@ def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Pat
     assert sorted(file_names(tmp_path / "out").values()) == ["net-1.pth", "net-2.pth"]
     with pytest.raises(UserError, match="task 'folder' tests trained weights"):
         sparsebench.run((), weights=None, out=tmp_path / "none", **options)
-    with pytest.raises(UserError, match=r"task 'composite' trains networks.*got 3 files of weights; allowed: one"):
+    with pytest.raises(UserError, match=r"task 'composite' trains.*got 3 files of weights; allowed: one"):
         sparsebench.run((), weights=every, tasks="composite", n_train=10, out=tmp_path / "none", model=f"timm:{ARCH}")
     with pytest.raises(UserError, match=r"weights: .* path.*; got 3"):
         sparsebench.run((), weights=[3], out=tmp_path / "none", **options)  # type: ignore[list-item]
@@ -317,9 +317,9 @@ def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--weights", "NETS/args*"], "matches no file of weights; got args.yaml"),
-        (["--weights", "EMPTY"], "holds no file of weights; got nothing"),
-        (["--weights-key", "model_ema"], "--weights-key is of a file of weights; give --weights"),
+        (["--weights", "NETS/args*"], "matches no weight file; got args.yaml"),
+        (["--weights", "EMPTY"], "holds no weight file; got nothing"),
+        (["--weights-key", "model_ema"], "--weights-key needs a weight file; give --weights"),
     ],
 )
 def test_what_names_no_weights_is_refused(
@@ -339,8 +339,8 @@ def test_the_same_file_twice_is_one_network_and_what_is_left_out_of_a_folder_is_
     plan = planned(tmp_path / "out", given(pictures, three))
     assert len({job.cell.model.params["weights"] for job in plan.jobs}) == 3
     assert caplog.messages == [
-        f"--weights {three}: 4 files are taken, and left out: args.yaml",
-        f"--weights {copy}: is the same file as {first}: they are one network",
+        f"--weights {three}: 4 files are used; left out: args.yaml",
+        f"--weights {copy}: has the same content as {first}: they are one network",
     ]
 
 

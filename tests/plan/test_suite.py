@@ -101,13 +101,13 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
         pytest.param("[40, 80]", "[]", "n_train", id="no numbers of samples"),
         pytest.param("[40, 80]", "[0]", "n_train", id="no samples"),
         pytest.param("[40, 80]", "[-4]", "n_train", id="fewer than no samples"),
-        pytest.param("[40, 80]", '[40]\ntrack = "frozen"', "goes with network", id="tests of no network"),
-        pytest.param("[40, 80]", '[40]\nnetwork = "networks"', "goes with network", id="a network for no test"),
+        pytest.param("[40, 80]", '[40]\ntrack = "frozen"', "tuned need network", id="tests of no network"),
+        pytest.param("[40, 80]", '[40]\nnetwork = "networks"', "tuned need network", id="a network for no test"),
         pytest.param("[40, 80]", '[40]\nnetwork = "networks"\ntrack = "tuned"', "leave model out", id="two models"),
         pytest.param("[40, 80]", '[40]\ntrack = "cold"', "track", id="no track"),
         pytest.param('title = "own"', "", "title.*required", id="missing key"),
-        pytest.param("seeds = 2", "seeds = ", "no TOML", id="no TOML"),
-        pytest.param("own", "\xff\xfe", "no TOML", id="other bytes"),
+        pytest.param("seeds = 2", "seeds = ", "not valid TOML", id="no TOML"),
+        pytest.param("own", "\xff\xfe", "not valid TOML", id="other bytes"),
     ],
 )
 def test_a_suite_with_a_mistake_is_refused_with_its_place(own: Any, old: str, new: str, says: str) -> None:

@@ -173,7 +173,11 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     [
         (True, {"n_train": (4,)}, "'folder' trains nothing; .*leave --n-train out"),
         (True, {"where": "train"}, "on task 'folder'.*; got train; allowed: both, test"),
-        (True, {"model": f"timm:arch={ARCH},precision=bfloat16", "precision": "float32"}, "'timm' has a precision"),
+        (
+            True,
+            {"model": f"timm:arch={ARCH},precision=bfloat16", "precision": "float32"},
+            "'timm' has another precision",
+        ),
         (False, {}, "task 'folder' tests trained weights; give --pretrained or --weights"),
         (False, {"model": "vit"}, "model 'vit' has none"),
         (False, {"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),
@@ -393,7 +397,7 @@ def test_each_folder_of_pictures_is_a_test_of_its_own(two: Files, tmp_path: Path
     assert {cell.task.params["among"] for cell in every} == {"folders"}
     for wrong, options, says in (
         (Files(("cifar10", "digits")), {"suite": "quick-scratch", "tasks": ("composite",)}, "take one set.*got 2 sets"),
-        (Files(two.images, "photos", weights=two.weights), {}, "--backgrounds is taken by no task.*; got folder"),
+        (Files(two.images, "photos", weights=two.weights), {}, "--backgrounds is not used by any task.*; got folder"),
     ):
         with pytest.raises(UserError, match=says):
             cells(wrong, tmp_path / "out", **options)
