@@ -21,11 +21,7 @@ CACHE = "SPARSEBENCH_CACHE"
 
 
 def check_writable(folder: Path, next_step: str | None = None) -> Path:
-    """Return a folder, which is created if it is missing.
-
-    Raises:
-        UserError: files cannot be created in it.
-    """
+    """Create a folder if it is missing, and return it. Raise UserError if files cannot be created in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -52,10 +48,7 @@ def content_or_none(path: Path, most: int | None = None) -> bytes | None:
 
 
 def files_in(folder: Path, end: str) -> list[Path]:
-    """Return the files in a folder whose names end with `end`, sorted by name. Hidden files are left out.
-
-    The list is empty if the folder does not exist.
-    """
+    """Return the files in a folder whose names end with `end`, sorted, without hidden files; [] for no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith(end) and not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):

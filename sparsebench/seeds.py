@@ -39,8 +39,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 def mix(keys: Tensor, value: int | Tensor) -> Tensor:
     """Return new int64 keys from keys of any shape and a value.
 
-    This is one round of SplitMix64 (Steele, Lea and Flood 2014). It uses integer arithmetic only, so all devices give
-    the same keys.
+    One round of SplitMix64 (Steele, Lea and Flood 2014), in integer arithmetic only, so that all devices agree.
     """
     x = keys + (_to_signed(value * _GOLDEN % 2**64) if isinstance(value, int) else value * _to_signed(_GOLDEN))
     x = (x ^ _shift(x, 30)) * _to_signed(_MIX[0])

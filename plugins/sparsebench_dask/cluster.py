@@ -1,4 +1,4 @@
-"""Running cells on the workers of a Dask scheduler. Dask's own settings say how often it retries lost tasks."""
+"""Running cells on the workers of a Dask scheduler. Dask's settings say how often it repeats lost tasks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 CONNECT = 5.0
 """Seconds to wait for the answer of a scheduler."""
 LEAST, EACH = 8, 2
-"""Tasks that the scheduler has at a time: at least LEAST, and EACH for each task that can run at once."""
+"""Dask tasks that the scheduler has at a time: at least LEAST, and EACH for each one that can run at once."""
 LOOK = 1.0
-"""Seconds between two checks whether a task was cancelled."""
+"""Seconds between two checks whether a Dask task was cancelled."""
 GPU = "GPU"
 """The name of the GPU among a Dask worker's resources: `dask worker --resources GPU=1`."""
 
@@ -34,20 +34,17 @@ GPU = "GPU"
 def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Record], dict[str, str]]:
     """Return the records of cells, and the environment of this machine; runs in a thread of a Dask worker.
 
-    The cells run in a worker process of the Dask worker, as on one machine. It is ended if the task is cancelled.
+    The cells run in a worker process of the Dask worker, as on one machine. It is ended if the Dask task is cancelled.
     """
     from distributed import get_worker
 
     dask = get_worker()
     if version != __version__:
-        raise UserError(
-            f"{dask.address} on {socket.gethostname()} has another version of sparsebench", got=__version__,
-            allowed=version,
-        )  # fmt: skip
+        place = f"{dask.address} on {socket.gethostname()}"
+        raise UserError(f"{place} has another version of sparsebench", got=__version__, allowed=version)
     task, over = dask.get_current_task(), threading.Event()
-    (place,) = places(setting.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    supervisor = Supervisor(setting, name, place, lambda cells, share: None)
+    supervisor = Supervisor(setting, name, *places(setting.device, 1), lambda cells, share: None)
 
     def watch() -> None:
         while not over.wait(LOOK):
@@ -76,9 +73,8 @@ class Cluster:
 
     def slots(self) -> int:
         """Return how many cells can run at once: the threads of all Dask workers, or the GPUs in their resources."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-        on_cpu = self.device == "cpu"
-        return sum(int(worker["nthreads"] if on_cpu else worker["resources"].get(GPU, 0)) for worker in workers)
+        infos = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        return sum(int(info["nthreads"] if self.device == "cpu" else info["resources"].get(GPU, 0)) for info in infos)
 
     def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
         """Yield the record of each job as soon as it is complete; see `Engine`.
@@ -91,15 +87,15 @@ class Cluster:
         """
         places = {name: path.resolve() for name, path in setting.locations.items()}
         setting = replace(setting, out=setting.out.resolve(), locations=places)
-        task = _Run(self, setting, queue)
+        run = _Run(self, setting, queue)
         try:
-            while (result := task.next()) is not None:
-                for job, record in task.records_of(*result):
+            while (result := run.next()) is not None:
+                for job, record in run.records_of(*result):
                     yield record
                     queue.done(job)
         finally:
             with suppress(Exception):  # the scheduler may be gone
-                self.client.cancel(list(task.futures), force=True)
+                self.client.cancel(list(run.futures), force=True)
 
 
 class _Run:
@@ -134,9 +130,9 @@ class _Run:
         self.queue.begin([job.cell.id for job in jobs], 0.0)
 
     def records_of(self, future: Any, result: Any) -> list[tuple[Job, Record]]:
-        """Return the jobs of a finished task with their records. If workers died, submit the jobs again, one by one.
+        """Return the jobs of a finished Dask task with their records.
 
-        A single job whose workers died gets a record that says `crashed`.
+        If Dask workers died, several jobs are submitted again one by one, and a single job has crashed.
         """
         from distributed import KilledWorker
 

@@ -24,11 +24,11 @@ BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
 """Parameters of a plugin's specification that belong to its budget: its amount, and how it is spread over blocks."""
 
 
-def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
-    """Return the budgets of a specification, or else `others`, with each combination of its schedule parameters."""
+def budgets_of(spec: Spec, defaults: list[Budget]) -> list[Budget]:
+    """Return the budgets of a specification, or else `defaults`, with each combination of its schedule parameters."""
     label = f"the budget of '{spec.name}'"
     amounts: list[dict[str, Any]] = [{key: value} for key in AMOUNTS for value in spec.params.get(key, ())]
-    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in others]
+    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in defaults]
     swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
     shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
     return [fill(Budget, amount | shape, label) for amount in amounts for shape in shapes]
@@ -41,14 +41,14 @@ def strategies_of(spec: Spec, registry: Registry) -> list[Strategy]:
 
 
 def settings_of(
-    words: str, registry: Registry, others: list[Budget] | None = None, more: Mapping[str, Any] | None = None
+    words: str, registry: Registry, defaults: list[Budget] | None = None, more: Mapping[str, Any] | None = None
 ) -> list[tuple[Strategy, Budget | None]]:
     """Return each strategy of a plugin argument with each of its budgets; None if it has no budget.
 
     Args:
         words: the argument, as after --plugin.
         registry: the registered strategies.
-        others: budgets of strategies whose specification has none.
+        defaults: budgets of strategies whose specification has none.
         more: additional parameters and budget parameters.
 
     Raises:
@@ -57,7 +57,7 @@ def settings_of(
     settings: list[tuple[Strategy, Budget | None]] = []
     for spec in specs_of(words, registry):
         spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
-        budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
+        budgets: list[Budget | None] = [*budgets_of(spec, defaults or [])]
         settings += itertools.product(strategies_of(spec, registry), budgets or [None])
     return settings
 
@@ -75,9 +75,9 @@ def fit_budget(
 ) -> Budget:
     """Return the budget with the blocks and the convention that the strategy uses on a network.
 
-    The blocks are those of the budget, or else of the suite, which are for the suite's own models. A strategy at the
-    input has no blocks. The suite's blocks are left out if the strategy uses the same blocks anyway, so that the budget
-    has one name on all tasks.
+    The blocks are those of the budget, or else of the suite, which are for the suite's own models. The suite's blocks
+    are left out if the strategy acts at the input, or uses these blocks anyway: the budget then has one name on all
+    tasks.
 
     Raises:
         UserError: the budget does not fit the strategy or the model.
@@ -102,11 +102,11 @@ def fit_budget(
         budget = budget.model_copy(update={"convention": strategy.convention})
     if not inside:
         return budget
-    own = tuple(block for block in suite_blocks or () if block >= first_block(traits))
-    if own and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(own)):
+    blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits))
+    if blocks and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(blocks)):
         usual = stages(budget, traits, cost.depth) if cost and deep and budget.counts is None else None
-        if schedule == "stages" or (deep and own != usual):
-            budget = budget.model_copy(update={"blocks": own})
+        if schedule == "stages" or (deep and blocks != usual):
+            budget = budget.model_copy(update={"blocks": blocks})
     if cost and deep:
         check_fits(budget, traits, cost.tokens, cost.depth)
         traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # raises if parameters do not fit the network
@@ -134,9 +134,8 @@ def contenders_of(
 ) -> Iterator[Contender]:
     """Yield the requested strategies and the baselines, each with its parameters and each of its budgets.
 
-    A plugin whose specification has budgets is run at these. Baselines are run at all amounts that occur, in MACs or
-    as keep rates, with their own schedule; equal amounts count once. If a task has its own strategies, they replace the
-    baselines.
+    A plugin with its own budgets is run at these. Baselines are run at all different amounts of MACs and keep rates
+    that occur, with their own schedules. If a task has its own strategies, they replace the baselines.
     """
     texts = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in texts or ()]
@@ -165,10 +164,10 @@ def testable(
     Strategies that only `ALL` names are left out if they are trained or fitted, are oracles, or need more MACs than the
     dense network at each of their budgets.
     """
-    others = [text for text in request.plugins if parse(text).name != ALL]
-    if len(others) == len(request.plugins):
+    texts = [text for text in request.plugins if parse(text).name != ALL]
+    if len(texts) == len(request.plugins):
         return tuple(contenders)
-    explicit = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
+    explicit = {*suite.baselines, *(spec.name for text in texts for spec in specs_of(text, registry))}
 
     def can(strategy: Strategy, registered: PluginClass, budget: Budget, part: Part) -> bool:
         if part.name in explicit:

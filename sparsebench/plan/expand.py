@@ -43,8 +43,7 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
     """Return the jobs of a request: networks that other cells start from first, then repetition by repetition.
 
     In this order the remaining work is like the finished work, and each strategy has a result after the first
-    repetition. Files are located. Weights are read only to check whether they fit, and to find the classes of their
-    head. The suite is loaded if it is None.
+    repetition. Files are located. Weights are read only to check that they fit, and for the classes of their head.
     """
     files = Files() if files is None else files
     suite = load(request.suite) if suite is None else suite
@@ -56,13 +55,10 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
         for setting in (item for item in settings if repetition < item.seeds):
             for contender, n_train in product(setting.contenders, setting.n_train):
                 for job in _jobs(setting, contender, n_train, repetition, registry, costs):
-                    old = jobs.setdefault(job.cell.id, job)
-                    if job.requested > old.requested or job.keep_weights > old.keep_weights:
-                        flags = {
-                            "requested": old.requested or job.requested,
-                            "keep_weights": old.keep_weights or job.keep_weights,
-                        }
-                        jobs[job.cell.id] = old.model_copy(update=flags)
+                    jobs.setdefault(job.cell.id, job)
+                    for flag in ("requested", "keep_weights"):
+                        if getattr(job, flag) and not getattr(jobs[job.cell.id], flag):
+                            jobs[job.cell.id] = jobs[job.cell.id].model_copy(update={flag: True})
     return sorted(jobs.values(), key=lambda job: job.order)
 
 
@@ -72,11 +68,7 @@ class _Setting:
 
     Attributes:
         cell: a template of the setting's cells, without strategy, budget, n_train, repetition and init.
-        contenders: the strategies with their budgets.
-        n_train: the numbers of training samples.
-        seeds: the number of repetitions.
         training: the task and n_train of the trained network that the cells start from, or None.
-        keep_weights: whether the weights of trained networks are stored.
     """
 
     task: Task
@@ -224,11 +216,9 @@ def _choices(
 ) -> tuple[tuple[int, ...], Where, Precision]:
     """Return the numbers of training samples, where strategies act, and the precision: the request's, else the suite's.
 
-    `varied` are the task's parameters that the suite or the request sets for the tests.
-
     Raises:
-        UserError: the task or the model does not allow a choice, or `varied` has a parameter of the training although
-            the networks are already trained.
+        UserError: the task or the model does not allow a choice, or a parameter of the training is `varied` although
+            the network is already trained.
     """
     name, frozen = f"task '{task.name}'", entry.track == "frozen"
     decided = {"canvas", "patch", "permuted", *getattr(task, "training", ())} - {"spuriosity"}
@@ -357,9 +347,9 @@ def _jobs(
 
     def job(cell: Cell, registered: PluginClass, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
-        changed = strategy.model_dump(mode="json", exclude_defaults=True)
+        params = strategy.model_dump(mode="json", exclude_defaults=True)
         return Job(
-            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, changed),
+            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, params),
             **plugins_of(cell, registry), after=after, network=network, together=model.together and not after,
             cost=_cost_of(cell, bool(network), registry, costs), **more,
         )  # fmt: skip
@@ -379,13 +369,9 @@ def _where(cell: Cell, strategy: Strategy) -> Where:
 
 
 def _cost_of(cell: Cell, tests: bool, registry: Registry, costs: dict[str, float]) -> float:
-    """Estimate the MACs of the training and the test of a cell without a strategy.
+    """Estimate the MACs of a cell's training and test without a strategy; `costs` caches the results.
 
-    Args:
-        cell: the cell.
-        tests: whether the cell tests a network that another cell trains.
-        registry: the registered tasks and models.
-        costs: a cache of earlier results.
+    With `tests`, the cell tests a network that another cell trains.
     """
     trains = not tests and cell.track != "frozen" and cell.n_train > 0
     if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in costs:
@@ -410,9 +396,8 @@ def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
 def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
     """Return the cell whose trained network a cell tests, or None if the cell trains its own network.
 
-    A cell can test another cell's network if its strategy acts in the test only. It trains its own if the inputs are
-    tokens, as training then takes less time than storing and reading weights. It also does so if training is watched or
-    uses early stopping, as both test the network with the strategy during training.
+    Cells share a network if their strategies act in the test only. There are two exceptions: on tokens, training takes
+    less time than storing and reading weights; watching and early stopping test the strategy during training.
     """
     if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
         return None

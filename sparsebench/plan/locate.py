@@ -46,8 +46,7 @@ def locate_images(
     """Return the name of an image source in cells, and its place.
 
     Args:
-        spec: the name of a known set, or "folder:DIR" for a folder with class folders or with the layout of a known
-            set.
+        spec: the name of a known set, or "folder:DIR", a folder of class folders or with the layout of a known set.
         data_root: the folder of official data sets.
         download: whether missing official data sets may be downloaded, if torchvision can.
         skip_bad: whether unreadable pictures are left out; otherwise they are an error.
@@ -159,9 +158,9 @@ def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
             next_step="run each set separately, or choose a task that only tests with --task",
         )  # fmt: skip
     specs = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
-    others = {key: _name_of(files, key, spec) for key, spec in specs.items()}
+    names = {key: _name_of(files, key, spec) for key, spec in specs.items()}
     images = dict.fromkeys(_name_of(files, "images", spec, not task.trains) for spec in sets)
-    return [{"images": name} | others for name in images] or [others]
+    return [{"images": name} | names for name in images] or [names]
 
 
 def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
@@ -352,8 +351,7 @@ def files_of(specs: Sequence[Path]) -> list[Path]:
 def file_names(located: Mapping[str, Path]) -> dict[str, str]:
     """Return readable names of located weight files and picture folders, by their names in cells.
 
-    A folder is called by its name. A weight file is called by its name too. If names of weight files are equal, all
-    names are extended by as many parent folders as make them different.
+    If weight files have equal names, the names of all are extended by as many parent folders as make them different.
     """
     parts = {name: path.absolute().parts for name, path in located.items() if name.startswith("weights-")}
     length, most = 1, max(map(len, parts.values()), default=0)

@@ -169,10 +169,8 @@ class Plan:
         whole: all jobs of the request and the jobs that they start from. Networks found outside the run's folder, and
             the jobs that those start from, are left out.
         heads: the stored heads, by cell id.
-        expected: the jobs that are left, and their expected time.
-        request: the request; None if the jobs are only a part of it.
-        suite: the suite of the request, if any.
-        changes: why cells with records are run again, one line each; see `_changes`.
+        request: None if the jobs are only a part of the request.
+        changes: why cells with records are run again, one line each.
     """
 
     jobs: list[Job]
@@ -195,18 +193,10 @@ def plan(
     in_shard: Callable[[str], bool] = lambda cell_id: True,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
-    """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
+    """Return the plan of a request, or of a `shard` of it. Nothing is written and no network is built.
 
-    A shard also runs cells that its cells start from, directly or indirectly, if their weights are missing.
-
-    Args:
-        request: the requested cells.
-        files: the pictures and weights.
-        registry: the strategies, tasks and models.
-        out: the run's folder.
-        rerun: which existing results to compute again.
-        in_shard: tells whether a cell id is in the shard.
-        prior: see `Expected`.
+    A shard also runs cells that its cells start from, directly or indirectly, if their weights are missing. For
+    `prior` see `Expected`.
     """
     heads = store.heads(out)
     networks = Networks(out, heads, files.networks)

@@ -28,8 +28,8 @@ from sparsebench.strategy.base import Kind
 from sparsebench.strategy.budget import Budget
 
 TIMEOUT = 6 * 3600.0
-"""The default time limit of a cell in seconds. It is many times the time of any cell of the shipped suites. A strategy
-that hangs costs one worker a night, but does not block the run."""
+"""The default time limit of a cell in seconds: many times that of any cell of the shipped suites, but a strategy that
+hangs does not block the run."""
 GIB = 2**30
 LEAST_MEMORY = GIB // 2
 """The lowest memory limit in bytes. The libraries alone need most of it."""
@@ -97,9 +97,6 @@ class Suite(_Model):
     """A named, versioned list of tasks, with baselines that are always run.
 
     Attributes:
-        baselines: names of strategies.
-        seeds: the default number of repetitions.
-        budget: the default budget.
         keep_weights: whether trained networks are stored, so that other suites can start from them.
         own_pictures: whether users must give the pictures of its tasks.
         main_task: the task whose accuracy comes first on boards; "" for the first task.
@@ -410,10 +407,9 @@ class Job(_Model):
 
     @cached_property
     def alike(self) -> tuple[str, bool, int]:
-        """The kind of the job: cells of one kind have the same ratio of time to cost.
+        """The kind of the job: task, model, whether it only tests, and n_train if it trains.
 
-        The kind is the task and model with all parameters, whether the cell only tests, and the number of training
-        samples if it trains.
+        Cells of one kind have the same ratio of time to cost.
         """
         return setting_text(self.cell), bool(self.network), 0 if self.network else self.cell.n_train
 

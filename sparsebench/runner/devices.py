@@ -35,10 +35,9 @@ NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but at
 
 
 def workers_for(plan: Plan, device: str, jobs: int | None, exclusive: bool = False) -> int:
-    """Return the number of worker processes of a run.
+    """Return the number of worker processes: `jobs`, or one per core or GPU. 0 runs the cells in this process.
 
-    It is `jobs`, by default one per core or GPU, and at most the number of cells to run. 0 runs the cells in this
-    process.
+    There are at most as many as cells to run.
 
     Raises:
         UserError: with `exclusive`, more than one worker on the CPU or more than one per GPU.
@@ -54,13 +53,10 @@ def workers_for(plan: Plan, device: str, jobs: int | None, exclusive: bool = Fal
 
 
 def resolve_device(device: str) -> str:
-    """Return "cpu", "cuda:i" for one GPU, or "cuda" for several GPUs.
-
-    Args:
-        device: "auto", "cpu", "cuda" or "cuda:i".
+    """Resolve auto, cpu, cuda or cuda:i to "cpu", "cuda:i" for one GPU, or "cuda" for several.
 
     Raises:
-        UserError: `device` is not one of these, or torch does not see the CUDA device.
+        UserError: the text is not one of these, or torch does not see the CUDA device.
     """
     if device == "cpu":
         return device
@@ -88,7 +84,7 @@ def variables() -> dict[str, str]:
     """Return the environment variables of worker processes: those of this process, one thread, and `sys.path`."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # differs for each test
-    # Importing scikit-learn sets KMP_DUPLICATE_LIB_OK. It is set here too, so that the variables stay the same.
+    # KMP_DUPLICATE_LIB_OK as an import of scikit-learn sets it, so that this import changes nothing.
     return {"KMP_DUPLICATE_LIB_OK": "True"} | env | THREADS | {"PYTHONPATH": path}
 
 
@@ -119,15 +115,11 @@ def first_of(device: str) -> str:
 
 @contextmanager
 def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Wait for exclusive use of a device, and hold it: of the whole machine, or of a GPU.
+    """Wait for exclusive use of a device ("cpu" or "cuda:i"), and hold it. Call `on_wait` repeatedly while waiting.
 
-    Exclusive use of the CPU excludes all other turns on this machine. Exclusive use of a GPU excludes turns on this GPU
-    and on the CPU, not on other GPUs. A turn ends with its process, however that ends. Only processes with the same
-    folder for temporary files exclude each other.
-
-    Args:
-        device: "cpu" or "cuda:i".
-        on_wait: called repeatedly while waiting.
+    A turn on the CPU excludes all other turns on this machine. A turn on a GPU excludes those on this GPU and on the
+    CPU. A turn ends with its process, however that ends. It is known only to processes with the same folder for
+    temporary files.
     """
     if device == "cpu":
         with _lock("machine", fcntl.LOCK_EX, on_wait):

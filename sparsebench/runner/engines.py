@@ -89,9 +89,9 @@ class CellLocks:
         records since the last call.
         """
         name = f'"cell_id":"{job.cell.id}"'.encode()
-        others = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
-        sealed = store.sealed_files(self.out)  # listed after the others, as one of them may be sealed meanwhile
-        if sealed != self.sealed or any(_holds(path, name) for path in others):
+        segments = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
+        sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
+        if sealed != self.sealed or any(_holds(path, name) for path in segments):
             self.sealed, self.now = sealed, store.heads(self.out)
         head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
         if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
@@ -240,8 +240,8 @@ def in_process(registry: Registry, queue: Queue, setting: Setting) -> Generator[
 def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
     """Run jobs in worker processes of one thread each; see `Engine`.
 
-    A cell that exceeds a limit, or whose worker dies, gets a record of status `timeout`, `oom` or `crashed`. The next
-    cell then gets a fresh worker. Workers, and all processes that they started, end with this process, however it ends.
+    A cell that exceeds a limit, or whose worker dies, gets a record of status `timeout`, `oom` or `crashed`, and the
+    next cell a fresh worker. Workers and all their processes end with this process, however it ends.
     """
     records: SimpleQueue[Record | None] = SimpleQueue()
     supervisors = [
@@ -286,7 +286,6 @@ class Supervisor:
         self._note_cells(())
 
     def _note_cells(self, cells: Sequence[str]) -> None:
-        """Note the ids of the cells that the worker computes from now on."""
         self.cells, self.started, self.clock = cells, datetime.now(UTC), time.monotonic()
 
     def serve(self, queue: Queue, records: SimpleQueue[Record | None]) -> None:
@@ -331,10 +330,7 @@ class Supervisor:
             yield left.pop(job.cell.id), job.record_of_failure(status, failure, self.started.isoformat(), seconds)
 
     def _ask(self, jobs: list[Job], left: dict[str, Job]) -> Generator[tuple[Job, Record], None, Failure | None]:
-        """Let a worker run jobs. Yield each record and remove its job from `left`. Return the worker's failure, if any.
-
-        The worker may also leave jobs without failure: if it cannot take another cell, or if the run is stopped.
-        """
+        """Yield a worker's records of jobs, removing these from `left`; return the failure of the worker, if any."""
         if (worker := self._start(jobs[0].code)) is None:
             return None
         self._note_cells(())

@@ -44,8 +44,7 @@ class Context:
 
     Args:
         setting: the setting of the run, with the device of this process.
-        alone: whether this is a worker process. A user's Ctrl-C does not reach it, so a KeyboardInterrupt comes from a
-            strategy.
+        alone: whether this is a worker process: Ctrl-C does not reach it, so a KeyboardInterrupt is a strategy's.
         begin: called with each cell that begins, and every second with the share of its training that is done. If the
             training may end early there is no share; if nothing is trained, it is the share of the test.
 
@@ -125,8 +124,7 @@ class Prepared:
         start: the trained weights that the network starts from.
         teacher: a copy of the initial network for a strategy that distils from it, otherwise None. It is also None if
             the initial output layer is not trained, as its outputs then mean nothing.
-        outcome: the result of the training if the cell tests a network trained before, see `Training.outcome`.
-            Otherwise None.
+        outcome: the outcome of the training if the cell tests a network trained before, see `Training.outcome`.
     """
 
     cell: Cell
@@ -264,13 +262,7 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
 
 
 def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:
-    """Load the weights of a file into the network; return the content of the file.
-
-    Args:
-        network: the network.
-        path: the file.
-        fresh: prefixes of weights that are not loaded.
-        label: what error messages call the weights.
+    """Load the weights of a file into the network, except those with prefixes `fresh`; return the content of the file.
 
     Raises:
         NotReadyError: the file is missing or damaged, or holds the weights of another network.

@@ -6,10 +6,10 @@ tensor operation, starts no thread and uses no device. Nothing imports `__main__
 main guard, a notebook or standard input.
 
 The server receives requests on a socket. Each request has three descriptors: the worker's line to the run, a socket for
-the worker's exit code, and its log. The server ends a worker and all processes that it started in three cases: the
-worker exits, the run closes the socket of the exit code, or the process that started the server ends. Runs of one
-process share its server. On Linux, orphaned processes become children of the server, so it also ends what a strategy
-forked. Other systems have no safe fork. There, a server becomes the one worker that it is asked for.
+the worker's exit code, and its log. A worker and all its processes are ended when the worker exits, the run closes the
+socket of the exit code, or the process that started the server ends. On Linux, orphaned processes become children of
+the server, so it also ends what a strategy forked. Other systems have no safe fork. There, a server becomes the one
+worker that it is asked for.
 """
 
 from __future__ import annotations
@@ -447,9 +447,6 @@ def peak() -> int:
 
 def _sum(pid: int, name: str, *keys: str) -> int:
     """Return the sum of some lines of /proc/PID/NAME in bytes; 0 if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8") as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-    except OSError:
-        return 0
+    text = _read(f"/proc/{pid}/{name}").decode(errors="replace")
+    lines = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
     return 1024 * sum(int(lines[key].split()[0]) for key in keys if key in lines)

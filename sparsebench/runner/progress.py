@@ -32,7 +32,7 @@ DEAD = 60.0
 OFTEN = 0.2
 """Seconds between two updates of the bar."""
 QUIET = 1.0
-"""Seconds before the bar of a quiet task appears."""
+"""Seconds for which a quiet bar stays hidden."""
 GOOD = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
 LINE = 60.0
@@ -187,9 +187,9 @@ class Progress(Callbacks):
         self.due = self.began + (QUIET * quiet if self.live else LINE)
 
     def _draw(self, done: float, text: str, left: str, last: str = "") -> None:
-        """Update the bar, at most every OFTEN seconds, or print a line per minute.
+        """Update the bar every OFTEN seconds and at the end, or print a line per minute and one at the end.
 
-        Also do so at the end, unless the task is quiet and its bar has not appeared.
+        At the end nothing appears if the bar is quiet and still hidden.
         """
         from tqdm import tqdm
 
@@ -209,10 +209,7 @@ class Progress(Callbacks):
             self._close()
 
     def pictures(self, text: str, done: int, total: int) -> None:
-        """Show the progress of listing or decoding pictures before the first cell.
-
-        `text` is printed first. If it is "", the task is quiet: the bar appears only if the task takes long.
-        """
+        """Show the progress of listing or decoding pictures. `text` is printed first; if it is "", the bar is quiet."""
         if done == 0:
             if text:
                 click.echo(text, err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -48,8 +48,8 @@ ASKED_TWICE = 50
 MISPLANNED = 0.02
 """A record notes a larger relative difference of actual and planned MACs if the token counts are as planned."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
-Stays = list[tuple[int, Tensor]]
-"""The blocks in which tokens are removed, each with the (B, M) patches that stay, in ascending order."""
+Script = list[tuple[Site, int, Tensor]]
+"""For each place where tokens are removed, in the network's order: site, block, (B, M) kept patches in rising order."""
 
 
 class Watch:
@@ -57,8 +57,7 @@ class Watch:
 
     Attributes:
         looks: the number of finished steps at each measurement.
-        seen: the values of each measurement by name: mean test loss, test accuracy, and those of the network's
-            `observe`.
+        seen: at each measurement the mean test loss, the test accuracy, and the values of the network's `observe`.
 
     Raises:
         UnsupportedError: the network has no `observe`.
@@ -137,54 +136,47 @@ def _in_batches(network: Network, actor: Actor | None, samples: Samples, n: int,
         if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
             return None
         site = "input" if acting is None else acting.site
-        stays = [(decision.block, decision.after.sort(dim=1).values) for decision in decisions]  # ascending for Replay
-        influences.append(_influences(network, samples, rows, outputs, site, stays, together))
+        script: Script = [(site, decision.block, decision.after.sort(dim=1).values) for decision in decisions]
+        influences.append(_influences(network, samples, rows, outputs, script, together))
         predicted.append(outputs.argmax(dim=1))
     return torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy()
 
 
 def _influences(
-    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: Stays, together: int
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, script: Script, together: int
 ) -> Tensor:
-    """Return the (B, N) z of the samples `rows`, given the outputs and kept patches of the undisturbed network."""
+    """Return the (B, N) z of the samples `rows`, given the outputs and the script of the undisturbed network."""
     p, predicted = outputs.softmax(dim=1).max(dim=1)
     B, N = len(rows), network.cost.tokens
     z = p.new_zeros(B, N)
     tokens = torch.arange(N, device=rows.device).expand(B, N)
-    places: list[tuple[Site, int, Tensor]] = [(site, block, after) for block, after in stays]
-    if site != "input" or not stays:
-        places.insert(0, ("input", 0, tokens))
-    # Images in which token k reaches equally many places have equal token counts, so they are one batch.
-    counts = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(tokens))
-    for seen in range(1, len(places) + 1):
-        for pairs in (counts == seen).nonzero().split(together):
+    if not script or script[0][0] != "input":
+        script = [("input", 0, tokens), *script]
+    # Images in which token k stays at equally many places have equal token counts, so they form a batch.
+    counts = sum((patches_in(stay, N).long() for _, _, stay in script), start=torch.zeros_like(tokens))
+    for count in range(1, len(script) + 1):
+        for pairs in (counts == count).nonzero().split(together):
             image, token = pairs.unbind(dim=1)
-            script = []
-            for place, (where, block, stay) in enumerate(places):
-                stayed = stay[image]
-                if place < seen:  # (R, M - 1): without the one token of each row
-                    stayed = stayed[stayed != token[:, None]].reshape(len(stayed), -1)
-                script.append((where, block, stayed))
-            disturbed = network(samples.take(rows[image]), Replay(N, script)).softmax(dim=1)
-            z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
+            disturbed: Script = []
+            for place, (site, block, stay) in enumerate(script):
+                kept = stay[image]
+                if place < count:  # (R, M - 1): without the one token of each row
+                    kept = kept[kept != token[:, None]].reshape(len(kept), -1)
+                disturbed.append((site, block, kept))
+            probabilities = network(samples.take(rows[image]), Replay(N, disturbed)).softmax(dim=1)
+            z[image, token] = (p[image] - probabilities.gather(1, predicted[image, None])[:, 0]).abs()
     return z
 
 
 class Replay(Pass):
-    """A pass that removes given patches at given places.
-
-    Args:
-        N: the number of patches at the input.
-        script: for each place, in the network's order: site, block and the (B, M) patches that stay, in ascending
-            order.
-    """
+    """A pass that removes the patches of a script from N patches at the input."""
 
     requires = frozenset()
     weighs_sizes = ragged = masked = learns = reads_out = False
     whole = True
     own_macs, resting, previous = 0.0, 0, None
 
-    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
+    def __init__(self, N: int, script: Script):
         self.script, self.requested = list(script), set()
         stay = self.script[0][2]
         self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
@@ -220,14 +212,14 @@ def check_leaks(cell: Prepared, batch: int) -> None:
     with seeds.global_states_kept():
         first = evaluate(network, actor, few, recipe, batch)
     with seeds.global_states_kept(), _exchange(samples.labels, mask):
-        others = evaluate(network, actor, few, recipe, batch)
+        second = evaluate(network, actor, few, recipe, batch)
     n = len(few.items)
-    if kept := (others.kept != first.kept).any(axis=1).sum():
+    if kept := (second.kept != first.kept).any(axis=1).sum():
         raise StrategyError(
             f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
             "oracle may, or does not choose the same twice"
         )
-    if predicted := (others.predicted != first.predicted).sum():
+    if predicted := (second.predicted != first.predicted).sum():
         raise StrategyError(
             f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
             "knows the labels, or does not do the same twice"

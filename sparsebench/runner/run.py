@@ -129,10 +129,7 @@ def carry_out(
 
     Args:
         plan: from `plan_of`.
-        execution: how cells are run.
-        registry: the strategies, tasks, models and observers.
-        out: the run's folder.
-        callbacks: functions that are called during the run.
+        execution, registry, out, callbacks: see `run`.
         engine: runs the cells in place of the engine that `execution` asks for.
 
     Raises:

@@ -115,7 +115,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
     `exclusive`, wait first until no other cell uses the device.
     """
     device, exclusive = context.setting.device, context.setting.execution.exclusive
-    # The callback restarts the clock of the time limit: waiting does not count.
+    # The callback restarts the clock of the time limit, so waiting does not count.
     with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
         several = len(jobs) > 1 and device != "cpu"
         together = _train_together(jobs, registry, context) if several else {}
@@ -189,8 +189,7 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
 def _seed(job: Job, device: str) -> None:
     """Seed torch's generators by the cell's id.
 
-    torch.manual_seed is not used: it queues a call with a stack trace for each kind of device that is not in use yet,
-    and the queue grows without limit.
+    torch.manual_seed would queue a call with a stack trace for each unused kind of device, in a list without end.
     """
     seed = seeds.seed_of("cell", job.cell.id)
     torch.default_generator.manual_seed(seed)
@@ -239,13 +238,9 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
 def _reports(
     job: Job, context: Context, total: int, first: Callable[[int], None] | None = None
 ) -> Callable[[int], None]:
-    """Return a function to call with the number of finished steps or test items. It reports the share every second.
+    """Return a function to call with the number of finished steps or test items. It reports their share every second.
 
-    Args:
-        job: the job.
-        context: its `begin` receives the share.
-        total: the number of steps or test items; 0 to report no share, as the training may end early.
-        first: called first with the same number.
+    It also calls `first` with this number. If `total` is 0, as training may end early, it reports no share.
     """
     due = time.monotonic() + EVERY
 
