@@ -40,11 +40,12 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
 
     dask = get_worker()
     if version != __version__:
-        place = f"{dask.address} on {socket.gethostname()}"
-        raise UserError(f"{place} has another version of sparsebench", got=__version__, allowed=version)
+        what = f"{dask.address} on {socket.gethostname()} has another version of sparsebench"
+        raise UserError(what, got=__version__, allowed=version)
     task, over = dask.get_current_task(), threading.Event()
+    (place,) = places(setting.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    supervisor = Supervisor(setting, name, *places(setting.device, 1), lambda cells, share: None)
+    supervisor = Supervisor(setting, name, place, lambda cells, share: None)
 
     def watch() -> None:
         while not over.wait(LOOK):
