@@ -150,8 +150,7 @@ def execute(
     """Run the missing cells and write the leaderboard; see `run`.
 
     Returns:
-        The board of all stored cells of the request, and the stored records of this run's cells: those of its shard, or
-        all.
+        The board of all stored cells of the request, and the stored records of this run's cells (its shard, or all).
     """
     from sparsebench.runner import run as runs
 

@@ -63,7 +63,7 @@ class Context:
     def draw(self, task: Task, cell: Cell) -> Data:
         """Return a copy of a cell's data. The last drawn data are kept, for the next cell with the same data.
 
-        Drawing takes up to a quarter of the time of a short theory cell, and a twentieth of the time of a test on
+        Drawing takes up to a quarter of the time of a short cell on tokens, and a twentieth of the time of a test on
         pictures. Data mapped from a file are not kept, as a copy would read the whole file. torch's generator is seeded
         too, so a task that draws from it also gives equal cells equal data.
         """

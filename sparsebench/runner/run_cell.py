@@ -278,8 +278,7 @@ def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> di
         weightless = actor.strategy.inactive(teacher=True)
         untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
         reasons = {"weight 0": weightless, "no teacher": untaught}
-        if any(reasons.values()):
-            inactive = "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+        if inactive := "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms):
             notes["inactive"] = inactive
     return notes
 
