@@ -1,10 +1,10 @@
 """sparsebench: a benchmark suite for token sparsification in Vision Transformers.
 
 import sparsebench
-table = sparsebench.run(["attn_topk"], out="results")       # a DataFrame, one row a strategy and budget
+table = sparsebench.run(["attn_topk"], out="results")       # a DataFrame, one row for each strategy and budget
 records = sparsebench.load_records("results")
 table = sparsebench.leaderboard(records)
-sparse = sparsebench.apply(model, "tome:per_block=13")      # a timm model of one's own, made sparse
+sparse = sparsebench.apply(model, "tome:per_block=13")      # your timm model with a strategy
 """
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ _LATER = {
     "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base", "apply": "deploy.apply", "leaderboard": "api",
     "load_records": "api", "run": "api", "show_tokens": "api",
 }  # fmt: skip
-"""Public names whose modules take long to import, and where they are; a strategy needs none of them."""
+"""Public names whose modules are slow to import, with their modules. Writing a strategy needs none of them."""
 
 __all__ = [
     "Convention",

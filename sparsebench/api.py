@@ -64,21 +64,21 @@ def run(
 def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
 ) -> AbstractContextManager[Callbacks]:
-    """Return the callbacks of a run, which show a bar if that is asked for."""
+    """Return the callbacks of a run. They show a progress bar if `progress`, by default in notebooks only."""
     on_record = on_record or SILENT.on_record
     visible = in_a_notebook() if progress is None else progress
     return Progress(out, on_record) if visible else nullcontext(Callbacks(on_record=on_record))
 
 
 def _folder_of(out: Any) -> Path:
-    """Return the run's folder; raise UserError for what names none."""
+    """Return the run's folder; raise UserError if `out` is not a path."""
     if not isinstance(out, str | os.PathLike):
         raise UserError("out", got=repr(out), allowed="the path of a folder")
     return Path(out)
 
 
 def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
-    """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
+    """Return strategies as text. The source code of classes and instances is written to the run's folder."""
     several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
     names = []
     for plugin in several:
@@ -129,7 +129,7 @@ def show_tokens(
 
 
 def _signature() -> inspect.Signature:
-    """Return the signature of `run` with each option by its name."""
+    """Return the signature of `run` with all options as keyword arguments."""
     bare = inspect.signature(run)
     first = [param for param in bare.parameters.values() if param.name != "options"]
     options = [
@@ -147,15 +147,14 @@ run.__signature__ = _signature()  # type: ignore[attr-defined]
 def execute(
     request: Request, files: Files, execution: Execution, out: Path, callbacks: Callbacks
 ) -> tuple[Board, pd.DataFrame]:
-    """Run what is missing and write the leaderboard; see `run`.
+    """Run the missing cells and write the leaderboard; see `run`.
 
     Returns:
-        The board of all cells of the request that the folder has, and the records of those that this run was to have,
-        as the board has them: all of them, or of a shard.
+        The board of all stored cells of the request, and the stored records of this run's cells (its shard, or all).
     """
     from sparsebench.runner import run as runs
 
-    runs.begin(execution, out)  # the board is imported while workers load
+    runs.begin(execution, out)  # worker processes load while the board is imported here
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(name)
     from sparsebench.board.board import board_of
@@ -172,7 +171,7 @@ def execute(
 
 
 def refresh(folder: Path) -> bool:
-    """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
+    """Write the leaderboard of a run's folder again, from all its records, if it has one; return whether it has one."""
     from sparsebench.board.board import gather
     from sparsebench.board.published import publish
 
@@ -193,13 +192,17 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:
-    """Return the leaderboard of records from `load_records`, or of a run's folder; "task" gives a row a task and model.
+    """Return the leaderboard of records from `load_records`, or of a run's folder.
 
-    Flags are booleans. What files call "not reached" is infinity. Parameters of strategies
-    are columns `strategy.NAME`. `attrs` says what each column is, with its unit.
+    Flags are booleans. Values that files call "not reached" are infinity. Parameters of strategies are columns
+    `strategy.NAME`. `attrs` describes each column, with its unit.
+
+    Args:
+        records: the records, or the path of the folder.
+        by: None for one row for each strategy and budget, "task" for separate rows for each task and model.
 
     Raises:
-        UserError: `by` is another word, or these are no records.
+        UserError: `by` is not one of these, or `records` does not hold records.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""The errors of sparsebench, one for users, two for strategies; texts of others, made plain for readers."""
+"""The exceptions of sparsebench, and functions that make untrusted text safe to print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 
 class UserError(Exception):
-    """An error in the input, which the user can correct. The command line prints it as one line.
+    """An error in the input that the user can correct. The command line prints it as one line.
 
     Args:
         what: what is wrong.
@@ -37,15 +37,15 @@ class UserError(Exception):
 
 
 def unknown(what: str, got: str, allowed: Iterable[str], *, meant: str | None = None) -> UserError:
-    """Return the error for a name that does not exist, with what was `meant`, or else the nearest name that does."""
+    """Return the error for an unknown name. It suggests the name `meant`, or else the most similar allowed name."""
     allowed = sorted(allowed)
     near = [meant] if meant else difflib.get_close_matches(got, allowed, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else None
-    return UserError(f"unknown {what}", got=f"'{got}'", allowed=few(allowed, 20) or "none is there", next_step=hint)
+    return UserError(f"unknown {what}", got=f"'{got}'", allowed=few(allowed, 20) or "none", next_step=hint)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a file or a value cannot be read, in one line: of what pydantic finds wrong the first thing."""
+    """Return in one line why a file or a value cannot be read. Of pydantic's errors, only the first is included."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -54,22 +54,22 @@ def reason_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an error says, whatever that is: as UTF-8 can write it, and also where it does not let itself say."""
+    """Return the message of any error, in valid UTF-8. If str(error) raises, the text says so."""
     try:
         text = str(error)
-    except BaseException as other:  # a stranger's code
+    except BaseException as other:  # raised by third-party code
         text = f"(its text raises {type(other).__name__})"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says on one line; of any but a UserError its type first."""
+    """Return the message of an error on one line, after the error's type. A UserError's message has no type."""
     text = reason_of(error) if isinstance(error, ValidationError) else text_of(error)
     return text if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {text}".split())
 
 
 class NotReadyError(UserError):
-    """A cell's first weights are not there, or are damaged: it is skipped, and the same command runs it."""
+    """The initial weights of a cell are missing or damaged: the cell is skipped, and the same command runs it."""
 
 
 class StrategyError(Exception):
@@ -85,23 +85,23 @@ class DivergedError(Exception):
 
 
 def as_utf8(text: str) -> str:
-    """Return a text as UTF-8 can write it: bytes that Python found no character for are read as UTF-8."""
+    """Return a text that can be encoded as UTF-8. Bytes that Python escaped as surrogates are decoded as UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    except UnicodeEncodeError:  # half a pair of another kind
+    except UnicodeEncodeError:  # a lone surrogate that escapes no byte
         return text.encode("utf-8", "replace").decode()
 
 
 def few(names: Sequence[str], most: int = 3, width: int | None = None) -> str:
-    """Return the first of some names and how many more there are; with a `width` each as `plain` text of so many."""
+    """Return the first `most` names and the number of the others. With `width`, `plain` cuts each name to it."""
     shown = names[:most] if width is None else [plain(name, width) for name in names[:most]]
     return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def plain(text: object, most: int | None = 200) -> str:
-    """Return a text in one line of at most so many characters that can be seen, for people to read.
+    """Return a text as one line of at most `most` printable characters.
 
-    Escape codes, carriage returns and marks that turn the direction of writing are not among them.
+    Escape codes, carriage returns and marks that change the direction of writing are replaced.
     """
     shown = str(text)
     if most is not None:

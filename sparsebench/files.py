@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, hashes of their contents, and the user's cache folder."""
+"""Atomic writing of files, hashes of their contents, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sparsebench.errors import UserError, plain, reason_of
 log = logging.getLogger(__name__)
 
 CACHE = "SPARSEBENCH_CACHE"
-"""The variable that names the user's cache folder."""
+"""The environment variable that names the user's cache folder."""
 
 
 def check_writable(folder: Path, next_step: str | None = None) -> Path:
-    """Return a folder, made if it was not there; UserError unless files can be made in it."""
+    """Create a folder if it is missing, and return it. Raise UserError if files cannot be created in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -31,7 +31,7 @@ def check_writable(folder: Path, next_step: str | None = None) -> Path:
 
 
 def content_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, or "" if it is none or cannot be read."""
+    """Return the SHA-256 of a file, or "" if it cannot be read or is not a file."""
     with suppress(OSError):
         if path.is_file():
             with path.open("rb") as file:
@@ -40,7 +40,7 @@ def content_hash(path: Path) -> str:
 
 
 def content_or_none(path: Path, most: int | None = None) -> bytes | None:
-    """Return the content of a file of at most so many bytes, or None where there is none that can be read."""
+    """Return the content of a file, or None if it has more than `most` bytes, cannot be read or is not a file."""
     with suppress(OSError):
         if path.is_file() and (most is None or path.stat().st_size <= most):
             return path.read_bytes()
@@ -48,7 +48,7 @@ def content_or_none(path: Path, most: int | None = None) -> bytes | None:
 
 
 def files_in(folder: Path, end: str) -> list[Path]:
-    """Return the files of a folder under names that end so and are not hidden, by name; nothing if it is not there."""
+    """Return the files in a folder whose names end with `end`, sorted, without hidden files; [] for no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith(end) and not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
@@ -56,21 +56,21 @@ def files_in(folder: Path, end: str) -> list[Path]:
 
 
 def leave_out(path: Path, error: Exception) -> None:
-    """Warn of a file that cannot be read."""
+    """Warn that a file is left out because it cannot be read."""
     log.warning("%s is left out: %s", plain(path.name), reason_of(error))
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write that is there, when all is written, either whole or not at all.
+    """Open a file for atomic writing: afterwards the file is complete, or unchanged if an error occurs.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # another run that ends may just have removed it, as it was empty
+        with suppress(FileNotFoundError):  # another run that ends may have just removed the empty folder
             part.touch()
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
@@ -86,21 +86,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there either whole or not at all; see `whole_file`."""
+    """Write a file atomically, see `whole_file`."""
     with whole_file(path) as file:
         file.write(content)
 
 
 def cache_folder() -> Path:
-    """Return where what can be made again is kept.
+    """Return the folder of files that can be computed again.
 
-    That is $SPARSEBENCH_CACHE, else $XDG_CACHE_HOME/sparsebench or ~/.cache/sparsebench.
+    It is $SPARSEBENCH_CACHE, else $XDG_CACHE_HOME/sparsebench, else ~/.cache/sparsebench.
 
     Raises:
-        UserError: there is no home.
+        UserError: there is no home directory.
     """
-    if given := os.environ.get(CACHE):
-        return Path(given).expanduser()
+    if folder := os.environ.get(CACHE):
+        return Path(folder).expanduser()
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     try:
         return (base if base.is_absolute() else Path.home() / ".cache") / "sparsebench"

@@ -1,4 +1,4 @@
-"""Random numbers named by what they are for, so that no draw depends on order, batching or machine."""
+"""Random numbers named by their purpose, so that no draw depends on order, batching or machine."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(keys: Tensor, value: int | Tensor) -> Tensor:
-    """Return new int64 keys, (B,) or any shape, from keys and a value.
+    """Return new int64 keys from keys of any shape and a value.
 
-    One round of SplitMix64 (Steele, Lea and Flood 2014). Integer arithmetic only, so every device agrees.
+    One round of SplitMix64 (Steele, Lea and Flood 2014), in integer arithmetic only, so that all devices agree.
     """
     x = keys + (_to_signed(value * _GOLDEN % 2**64) if isinstance(value, int) else value * _to_signed(_GOLDEN))
     x = (x ^ _shift(x, 30)) * _to_signed(_MIX[0])
@@ -48,7 +48,7 @@ def mix(keys: Tensor, value: int | Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """Return (B, count) float32 numbers in [0, 1), one stream a key of the (B,) int64 keys."""
+    """Return (B, count) float32 numbers in [0, 1): one row for each of the (B,) int64 keys."""
     import torch
 
     steps = torch.arange(1, count + 1, device=keys.device)
@@ -56,7 +56,7 @@ def uniform(keys: Tensor, count: int) -> Tensor:
 
 
 def global_states() -> dict[str, Any]:
-    """Return the global random states of torch (on the CPU), NumPy and Python, by library, as values to compare."""
+    """Return the global random states of torch (on the CPU), NumPy and Python by library, in a form to compare."""
     import torch
 
     name, keys, *rest = np.random.get_state()
@@ -69,7 +69,7 @@ def global_states() -> dict[str, Any]:
 
 @contextmanager
 def global_states_kept() -> Iterator[None]:
-    """Put the global random states back afterwards."""
+    """Restore the global random states of torch (on the CPU), NumPy and Python at the end."""
     import torch
 
     of_numpy, of_python = np.random.get_state(), random.getstate()

@@ -27,7 +27,7 @@ GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, list[Record]]:
-    """Return the folder of a run, what it returned, and the records that it showed; do not write to the folder."""
+    """Return the folder of a run, its leaderboard, and the records passed to on_record. Tests only read the folder."""
     out = tmp_path_factory.mktemp("finished")
     seen: list[Record] = []
     table = sparsebench.run(
@@ -45,7 +45,9 @@ def test_a_run_returns_the_leaderboard(finished: tuple[Path, pd.DataFrame, list[
     assert ranks == sorted(ranks) and list(table["kind"][-2:]) == ["oracle", "oracle"]
 
 
-def test_records_are_a_row_a_cell_and_a_column_a_metric(finished: tuple[Path, pd.DataFrame, list[Record]]) -> None:
+def test_load_records_has_a_row_for_each_cell_and_a_column_for_each_metric(
+    finished: tuple[Path, pd.DataFrame, list[Record]],
+) -> None:
     out, _, seen = finished
     records = sparsebench.load_records(out)
     assert len(records) == len(seen)
@@ -55,14 +57,14 @@ def test_records_are_a_row_a_cell_and_a_column_a_metric(finished: tuple[Path, pd
         assert by_id.loc[record.cell_id, "accuracy"] == record.metrics["accuracy"].value
 
 
-def test_the_leaderboard_of_the_records_is_what_the_run_returned(
+def test_the_leaderboard_of_the_records_equals_the_one_returned_by_run(
     finished: tuple[Path, pd.DataFrame, list[Record]],
 ) -> None:
     out, table, _ = finished
     assert_frame_equal(sparsebench.leaderboard(sparsebench.load_records(out)), table, check_exact=True)
 
 
-def test_records_of_tasks_with_other_metrics_stand_side_by_side(
+def test_records_of_tasks_with_different_metrics_share_a_table(
     finished: tuple[Path, pd.DataFrame, list[Record]], tmp_path: Path
 ) -> None:
     shutil.copytree(finished[0] / "records", tmp_path / "records")
@@ -78,7 +80,7 @@ def test_records_of_tasks_with_other_metrics_stand_side_by_side(
     assert list(table.columns)[: len(expected)] == expected and set(table["task"]) == {"composite", "spurious"}
 
 
-def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
+def test_a_repeated_run_computes_nothing_and_returns_the_same_leaderboard(
     finished: tuple[Path, pd.DataFrame, list[Record]],
 ) -> None:
     out, table, _ = finished
@@ -122,7 +124,7 @@ def length(tokens: torch.Tensor) -> torch.Tensor:
 
 
 class Mine(Strategy):
-    """Keeps long tokens, or short ones."""
+    """Keeps the longest or the shortest tokens."""
 
     name = "mine"
 
@@ -132,16 +134,17 @@ class Mine(Strategy):
         return self.sign * length(view.tokens)
 
 
-def test_classes_and_instances_run_and_are_told_by_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_and_instances_are_identified_by_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def records() -> dict[str, Record]:
-        return {one.label: one for one in store.read(tmp_path).values() if one.cell.strategy.name == "mine"}
+        stored = store.read(tmp_path).values()
+        return {record.label: record for record in stored if record.cell.strategy.name == "mine"}
 
     table = sparsebench.run([Mine, Mine(sign=-1)], out=tmp_path, jobs=0, **OPTIONS)
     first, source = records(), tmp_path / "plugins" / "mine.py"
     assert set(first) == {"mine", "mine(sign=-1)"} <= set(table["strategy"])
-    assert all(one.origin.plugin == "file:mine.py" and one.status == "ok" for one in first.values())
+    assert all(record.origin.plugin == "file:mine.py" and record.status == "ok" for record in first.values())
     assert "class Mine(Strategy)" in source.read_text() and "def length" in source.read_text()
-    assert {one.origin.revision for one in first.values()} == {file_revision(source)}
+    assert {record.origin.revision for record in first.values()} == {file_revision(source)}
     sparsebench.run(Mine, out=tmp_path, jobs=0, **OPTIONS)
     assert records() == first
     monkeypatch.setattr(sys.modules[__name__], "POWER", 3.0)
@@ -151,7 +154,7 @@ def test_classes_and_instances_run_and_are_told_by_their_code(tmp_path: Path, mo
     assert again == first
 
 
-def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_uses_an_open_file_is_refused(tmp_path: Path) -> None:
     class Holds(Strategy):
         """Uses an open file."""
 
@@ -169,7 +172,7 @@ OPEN = sys.stderr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: Path, killed: bool) -> None:
+def test_a_script_runs_on_two_workers_and_continues_after_it_was_killed(tmp_path: Path, killed: bool) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("TINY", repr(TINY)).replace("EPOCHS", "2000" if killed else "1"))
     line = [sys.executable, "script.py"]
     before: dict[str, Any] = {}
@@ -178,10 +181,10 @@ def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: 
             while first.poll() is None and not any((tmp_path / "out" / "records").glob("*.jsonl")):
                 time.sleep(0.1)
             os.kill(first.pid, signal.SIGKILL)
-        before = {one.cell_id: one.started for one in store.read(tmp_path / "out").values()}
+        before = {record.cell_id: record.started for record in store.read(tmp_path / "out").values()}
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "'mine'" in done.stdout, done.stderr
-    after = {one.cell_id: one.started for one in store.read(tmp_path / "out").values()}
+    after = {record.cell_id: record.started for record in store.read(tmp_path / "out").values()}
     assert before.items() <= after.items() and len(after) == 40
 
 
@@ -201,7 +204,7 @@ def test_wrong_arguments_are_user_errors(tmp_path: Path, wrong: dict[str, Any], 
         sparsebench.run(**{"plugins": "noise", "out": tmp_path, **wrong})
 
 
-def test_one_number_will_do_for_several_and_a_folder_for_its_records(tmp_path: Path) -> None:
+def test_options_take_one_value_and_leaderboard_takes_a_folder(tmp_path: Path) -> None:
     table = sparsebench.run("noise", keep=0.5, out=tmp_path, jobs=0, **OPTIONS)
     assert "keep 0.5 power-floor" in " ".join(table["budget"])
     board = sparsebench.leaderboard(str(tmp_path))
@@ -224,7 +227,7 @@ def test_a_run_in_a_notebook_shows_a_bar(
     assert "cells to run" in capsys.readouterr().err
 
 
-def test_a_stopped_run_raises_and_does_not_end_the_program_and_shows_no_bar_that_is_not_wanted(
+def test_a_stopped_run_raises_keyboard_interrupt_and_progress_false_shows_no_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(_record: object) -> None:

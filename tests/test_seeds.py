@@ -9,7 +9,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def splitmix64(key, value):
-    """Return one round in whole numbers without bound, as published."""
+    """Return one round as published, with Python's unbounded integers."""
     z = (key + value * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -28,7 +28,7 @@ def test_mix_gives_the_published_numbers_of_splitmix64():
 
 
 @given(INT64, INT64)
-def test_mix_is_whole_number_arithmetic_for_numbers_and_tensors_alike(key, value):
+def test_mix_is_exact_for_numbers_and_tensors(key, value):
     expected = splitmix64(key, value)
     keys = torch.tensor([key])
     assert seeds.mix(keys, value).dtype == torch.int64
@@ -37,7 +37,7 @@ def test_mix_is_whole_number_arithmetic_for_numbers_and_tensors_alike(key, value
 
 
 @given(st.lists(INT64, min_size=1, max_size=5))
-def test_uniform_lies_in_zero_to_one_and_has_all_of_24_bits(keys):
+def test_uniform_lies_in_zero_to_one_and_has_24_bits(keys):
     drawn = seeds.uniform(torch.tensor(keys), 40)
     assert drawn.dtype == torch.float32 and drawn.shape == (len(keys), 40)
     assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
@@ -59,6 +59,6 @@ def test_a_seed_depends_on_each_dimension_their_order_and_where_they_end():
     assert seeds.seed_of("a", 1) == drawn[3]
 
 
-def test_a_generator_is_the_same_again_and_another_one_for_another_name():
+def test_a_generator_depends_on_its_name_only():
     first, again, other = (seeds.generator(*name).random(5).tolist() for name in (("x", 1), ("x", 1), ("x", 2)))
     assert first == again != other

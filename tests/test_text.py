@@ -1,4 +1,4 @@
-"""Texts of strangers: what no terminal, spreadsheet or Markdown reader takes for anything but text."""
+"""Untrusted text is only text for terminals, spreadsheets and Markdown readers."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ texts = st.lists(st.sampled_from(ODD) | st.characters(), max_size=12).map("".joi
 
 
 @given(texts, st.integers(4, 40))
-def test_a_plain_text_is_one_line_that_can_be_seen_and_no_longer_than_asked(text: str, most: int) -> None:
+def test_a_plain_text_is_one_printable_line_of_limited_length(text: str, most: int) -> None:
     assert plain(text, most).isprintable() and len(plain(text, most)) <= most
     if text.isprintable() and len(text) <= most:
         assert plain(text, most) == text
@@ -28,14 +28,14 @@ def test_no_cell_of_csv_is_a_formula(text: str) -> None:
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerow([cell(plain(text)), "x"])
     (row,) = csv.reader(io.StringIO(written.getvalue(), newline=""))
-    for divided in (row, written.getvalue().split(";")):  # as spreadsheets of many countries divide it
-        for one in divided:
-            bare = one.strip(' "\n')
+    for fields in (row, written.getvalue().split(";")):  # spreadsheets of many countries split at semicolons
+        for field in fields:
+            bare = field.strip(' "\n')
             assert bare[:1] not in ("=", "+", "@", "\uff1d") and (bare[:1] != "-" or bare in ("-", "-,x"))
 
 
 @pytest.mark.parametrize("value", [-0.5, -3, None, "-", "+0.184", "evit(rate=0.7)", "macs 0.5 @3,6,9", "1-2"])
-def test_numbers_and_what_is_no_formula_stay_as_they_are(value: object) -> None:
+def test_numbers_and_text_that_is_not_a_formula_stay_as_they_are(value: object) -> None:
     assert cell(value) == (f"'{value}" if value == "+0.184" else value)
 
 
@@ -50,7 +50,7 @@ def test_markdown_has_no_link_image_html_or_code(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["http://evil.org", "https://evil.org/x", "www.evil.org", "me@evil.org", "ftp://x.y"])
-def test_addresses_are_no_links_where_readers_look_for_them(text: str) -> None:
+def test_addresses_do_not_become_links(text: str) -> None:
     assert not re.search(r"\w://|\bwww\.\w|\w@\w", markdown(text))
 
 

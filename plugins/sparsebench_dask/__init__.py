@@ -1,1 +1,1 @@
-"""Cells on the workers of a Dask scheduler: the option `--dask`, by an entry point of `sparsebench.engines`."""
+"""The option `--dask`: cells run on the workers of a Dask scheduler. Loaded by an entry point `sparsebench.engines`."""

@@ -1,4 +1,4 @@
-"""Cells on the workers of a Dask scheduler. What is lost is given out again by Dask, as its own settings say."""
+"""Running cells on the workers of a Dask scheduler. Dask's settings say how often it repeats lost tasks."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ from sparsebench.runner.engines import Queue, Supervisor
 log = logging.getLogger(__name__)
 
 CONNECT = 5.0
-"""Seconds in which a scheduler must answer."""
+"""Seconds to wait for the answer of a scheduler."""
 LEAST, EACH = 8, 2
-"""Cells that are with the scheduler at a time: at least, and for each that can run at once."""
+"""Dask tasks that the scheduler has at a time: at least LEAST, and EACH for each one that can run at once."""
 LOOK = 1.0
-"""Seconds between two looks whether somebody waits for what a worker runs."""
+"""Seconds between two checks whether a Dask task was cancelled."""
 GPU = "GPU"
-"""What a Dask worker's resources call its GPU: `dask worker --resources GPU=1`."""
+"""The name of the GPU among a Dask worker's resources: `dask worker --resources GPU=1`."""
 
 
 def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Record], dict[str, str]]:
-    """Return the records of cells, and what machine and libraries this is; runs in a thread of a Dask worker.
+    """Return the records of cells, and the environment of this machine; runs in a thread of a Dask worker.
 
-    Cells are in a worker process below it, as on one machine. It is ended when nobody waits for it any more.
+    The cells run in a worker process of the Dask worker, as on one machine. It is ended if the Dask task is cancelled.
     """
     from distributed import get_worker
 
     dask = get_worker()
     if version != __version__:
-        raise UserError(
-            f"{dask.address} on {socket.gethostname()}: another sparsebench", got=__version__, allowed=version
-        )
+        what = f"{dask.address} on {socket.gethostname()} has another version of sparsebench"
+        raise UserError(what, got=__version__, allowed=version)
     task, over = dask.get_current_task(), threading.Event()
     (place,) = places(setting.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
@@ -66,7 +65,7 @@ class Cluster:
     """A connection to a Dask scheduler.
 
     Args:
-        client: distributed's.
+        client: a `distributed.Client`.
         device: "cpu" or "cuda".
     """
 
@@ -74,33 +73,34 @@ class Cluster:
         self.client, self.device = client, device
 
     def slots(self) -> int:
-        """Return how many cells can run at once: threads of Dask workers, or the GPUs that they say they have."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-        return sum(int(each["nthreads"] if self.device == "cpu" else each["resources"].get(GPU, 0)) for each in workers)
+        """Return how many cells can run at once: the threads of all Dask workers, or the GPUs in their resources."""
+        infos = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        return sum(int(info["nthreads"] if self.device == "cpu" else info["resources"].get(GPU, 0)) for info in infos)
 
     def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
-        """Yield the record of each job as it comes; see `Engine`. Cells are begun, here, when the scheduler has them.
+        """Yield the record of each job as soon as it is complete; see `Engine`.
 
-        A cell with which as many Dask workers are lost as the scheduler allows has a record that says `crashed`.
+        A cell counts as begun when it is submitted. If more Dask workers die with a cell than the scheduler allows, its
+        record says `crashed`.
 
         Raises:
-            UserError: a worker is not fit for the run, or the scheduler is lost.
+            UserError: a worker cannot run cells, or the scheduler is lost.
         """
         places = {name: path.resolve() for name, path in setting.locations.items()}
         setting = replace(setting, out=setting.out.resolve(), locations=places)
-        task = _Run(self, setting, queue)
+        run = _Run(self, setting, queue)
         try:
-            while (result := task.next()) is not None:
-                for job, record in task.records_of(*result):
+            while (result := run.next()) is not None:
+                for job, record in run.records_of(*result):
                     yield record
                     queue.done(job)
         finally:
             with suppress(Exception):  # the scheduler may be gone
-                self.client.cancel(list(task.futures), force=True)
+                self.client.cancel(list(run.futures), force=True)
 
 
 class _Run:
-    """The jobs of a run on their way to the scheduler and back."""
+    """The submitted jobs of a run."""
 
     def __init__(self, cluster: Cluster, setting: Setting, queue: Queue):
         from distributed import as_completed
@@ -110,18 +110,18 @@ class _Run:
         self.coming = as_completed(with_results=True, raise_errors=False, loop=cluster.client.loop)
 
     def next(self) -> tuple[Any, Any] | None:
-        """Give the scheduler as many cells as it should have; return the next future that is done, and its result."""
+        """Submit jobs until the scheduler has enough; return the next finished future and its result, or None."""
         try:
             slots = self.cluster.slots()
             if not slots:
-                log.warning("no worker%s is there yet; waiting", "" if self.cluster.device == "cpu" else " with a GPU")
+                log.warning("waiting for a worker%s", "" if self.cluster.device == "cpu" else " with a GPU")
             while len(self.futures) < max(LEAST, EACH * slots) and (jobs := self.queue.take(wait=not self.futures)):
                 self._submit(jobs)
             return next(self.coming) if self.futures else None
         except UserError:
             raise
-        except Exception as error:  # a client that has lost its scheduler raises this and that
-            raise UserError(f"the scheduler is lost: {error}", next_step="the same command goes on") from error
+        except Exception as error:  # a client without its scheduler raises various errors
+            raise UserError(f"the scheduler is lost: {error}", next_step="the same command continues") from error
 
     def _submit(self, jobs: list[Job]) -> None:
         resources = {} if self.cluster.device == "cpu" else {"resources": {GPU: 1}}
@@ -131,7 +131,10 @@ class _Run:
         self.queue.begin([job.cell.id for job in jobs], 0.0)
 
     def records_of(self, future: Any, result: Any) -> list[tuple[Job, Record]]:
-        """Return what a task has come to; jobs with which workers were lost are given out once more, each alone."""
+        """Return the jobs of a finished Dask task with their records.
+
+        If Dask workers died, several jobs are submitted again one by one, and a single job has crashed.
+        """
         from distributed import KilledWorker
 
         jobs = self.futures.pop(future)
@@ -141,7 +144,7 @@ class _Run:
             of_cell = {record.cell_id: record for record in records}
             return [(job, of_cell[job.cell.id]) for job in jobs]
         if future.status != "error":
-            raise UserError("the scheduler is lost, or has dropped a cell", next_step="the same command goes on")
+            raise UserError("the scheduler is lost, or has dropped a cell", next_step="the same command continues")
         error = result[1] if isinstance(result, tuple) else result
         if not isinstance(error, KilledWorker):
             raise UserError(f"a worker of the cluster cannot run cells: {one_line(error)}") from error
@@ -155,20 +158,20 @@ class _Run:
 
 @contextmanager
 def connect(address: str, device: str) -> Iterator[Cluster]:
-    """Connect to the scheduler at an address, as tcp://HOST:PORT.
+    """Connect to a Dask scheduler.
 
     Args:
-        address: of the scheduler.
+        address: the address of the scheduler, e.g. tcp://HOST:PORT.
         device: "cpu", or "cuda" for workers with GPUs.
 
     Raises:
-        UserError: Dask is not installed, or nobody answers.
+        UserError: Dask is not installed, or no scheduler answers.
     """
     try:
         from distributed import Client
     except ImportError as error:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # its import has set it to tell each connection
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # by default it logs each connection
     try:
         client = Client(address, timeout=CONNECT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:

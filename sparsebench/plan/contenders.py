@@ -1,4 +1,4 @@
-"""Which strategies at which budgets a request comes to."""
+"""The strategies and budgets of a request."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ from sparsebench.tasks.base import Task
 
 SHAPE_KEYS = ("schedule", "gamma", "convention", "blocks")
 BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
-"""Parameters of a plugin's specification that are its budget's: how much, and how that is spread over the blocks."""
+"""Parameters of a plugin's specification that belong to its budget: its amount, and how it is spread over blocks."""
 
 
-def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
-    """Return the specification's own budgets, or else the others, in each of the shapes that it asks for."""
+def budgets_of(spec: Spec, defaults: list[Budget]) -> list[Budget]:
+    """Return the budgets of a specification, or else `defaults`, with each combination of its schedule parameters."""
     label = f"the budget of '{spec.name}'"
     amounts: list[dict[str, Any]] = [{key: value} for key in AMOUNTS for value in spec.params.get(key, ())]
-    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in others]
+    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in defaults]
     swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
     shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
     return [fill(Budget, amount | shape, label) for amount in amounts for shape in shapes]
 
 
 def strategies_of(spec: Spec, registry: Registry) -> list[Strategy]:
-    """Return a strategy for each combination of the parameters that a specification sweeps over."""
+    """Return a strategy for each combination of the swept parameters of a specification."""
     cls, owner = registry.strategy(spec.name).cls, f"strategy '{spec.name}'"
     return [fill(cls, params, owner, BUDGET_KEYS) for params in spec.combinations(without=BUDGET_KEYS)]
 
 
 def settings_of(
-    words: str, registry: Registry, others: list[Budget] | None = None, more: Mapping[str, Any] | None = None
+    words: str, registry: Registry, defaults: list[Budget] | None = None, more: Mapping[str, Any] | None = None
 ) -> list[tuple[Strategy, Budget | None]]:
-    """Return each strategy that words stand for, with each of its budgets, or else the others, or else none.
+    """Return each strategy of a plugin argument with each of its budgets; None if it has no budget.
 
     Args:
-        words: as users type them after --plugin.
-        registry: where strategies come from.
-        others: budgets of those that name none.
-        more: parameters and budgets besides those in the words.
+        words: the argument, as after --plugin.
+        registry: the registered strategies.
+        defaults: budgets of strategies whose specification has none.
+        more: additional parameters and budget parameters.
 
     Raises:
-        UserError: one is not known, does not load, or has another parameter or value than it can have.
+        UserError: a strategy is unknown or does not load, or a parameter is unknown or has an invalid value.
     """
     settings: list[tuple[Strategy, Budget | None]] = []
     for spec in specs_of(words, registry):
         spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
-        budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
+        budgets: list[Budget | None] = [*budgets_of(spec, defaults or [])]
         settings += itertools.product(strategies_of(spec, registry), budgets or [None])
     return settings
 
 
 def closed_cost(task: Task, model: Model) -> CostModel | None:
-    """Return the closed form of a network, or None where it is not known before that is built."""
+    """Return the cost model of a network, or None if it is unknown before the network is built."""
     try:
         return model.cost(task, classes=2)
     except UserError:
@@ -73,10 +73,11 @@ def closed_cost(task: Task, model: Model) -> CostModel | None:
 def fit_budget(
     budget: Budget, strategy: Strategy, suite_blocks: tuple[int, ...] | None, cost: CostModel | None
 ) -> Budget:
-    """Return the budget as the strategy spends it on a network: with its blocks and its convention.
+    """Return the budget with the blocks and the convention that the strategy uses on a network.
 
-    The blocks are those asked for, or the suite's, which are for its own models, or none where it acts at the input.
-    Where tokens leave every block anyway the suite's are left out, so that a budget has one name on all tasks.
+    The blocks are those of the budget, or else of the suite, which are for the suite's own models. The suite's blocks
+    are left out if the strategy acts at the input, or uses these blocks anyway: the budget then has one name on all
+    tasks.
 
     Raises:
         UserError: the budget does not fit the strategy or the model.
@@ -89,7 +90,7 @@ def fit_budget(
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
             allowed="macs or keep_rate, without schedule or blocks",
-            next_step="or take one of the attention or block site",
+            next_step="or use a strategy of site attention or block",
         )  # fmt: skip
     if "gamma" in budget.model_fields_set and schedule != "late":
         raise UserError(
@@ -101,46 +102,46 @@ def fit_budget(
         budget = budget.model_copy(update={"convention": strategy.convention})
     if not inside:
         return budget
-    own = tuple(block for block in suite_blocks or () if block >= first_block(traits))
-    if own and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(own)):
+    blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits))
+    if blocks and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(blocks)):
         usual = stages(budget, traits, cost.depth) if cost and deep and budget.counts is None else None
-        if schedule == "stages" or (deep and own != usual):
-            budget = budget.model_copy(update={"blocks": own})
+        if schedule == "stages" or (deep and blocks != usual):
+            budget = budget.model_copy(update={"blocks": blocks})
     if cost and deep:
         check_fits(budget, traits, cost.tokens, cost.depth)
-        traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
+        traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # raises if parameters do not fit the network
     return budget
 
 
 ALL = "all"
-"""In place of a strategy's name: every one that is installed; see `testable` where nothing is trained."""
+"""Stands for all installed strategies; see `testable` for tasks that train nothing."""
 Contender = tuple[Strategy, PluginClass, Budget, Part]
-"""The part is made once: a hundred thousand cells share a few."""
+"""A strategy with its registration, its budget and its part of cells, which is built once, as many cells share it."""
 DRAWING = frozenset({"random", "random_inside", "oracle", "anti_oracle", "tnt", "perturbation", "dpc_knn", "k_medoids"})
-"""The shipped strategies whose tests depend on `view.random`; the hash of a file, which names its cells, lies on it."""
+"""The shipped strategies whose tests depend on `view.random`. It is a table, as an attribute in each class would change
+the hashes of their files, which identify results of strategies that are loaded as files."""
 
 
 def draws_random(entry: PluginClass) -> bool:
-    """Say whether a strategy may do another thing when a trained network is tested with it again."""
+    """Return whether repeated tests of a network with a strategy may differ. This is assumed of third-party ones."""
     if entry.cls.draws_random is not None:
         return entry.cls.draws_random
-    return entry.cls.name in DRAWING if entry.origin.is_shipped else True
+    return not entry.origin.is_shipped or entry.cls.name in DRAWING
 
 
 def contenders_of(
     suite: Suite, entry: SuiteTask, plugins: list[Spec], request: Request, registry: Registry
 ) -> Iterator[Contender]:
-    """Yield every strategy with its parameters and each of its budgets: the plugins asked for and the baselines.
+    """Yield the requested strategies and the baselines, each with its parameters and each of its budgets.
 
-    A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
-    their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
-    has those in place of the baselines. A budget that is named twice is one.
+    A plugin with its own budgets is run at these. Baselines are run at all different amounts of MACs and keep rates
+    that occur, with their own schedules. If a task has its own strategies, they replace the baselines.
     """
     texts = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in texts or ()]
     usual = usual_budgets(suite, entry, request)
     budgets = [budgets_of(spec, usual) for spec in specs]
-    amounts = {  # the convention if it was asked for; what is left of a budget is each strategy's own
+    amounts = {  # with an explicit convention; other parameters of a budget are not passed on to baselines
         Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True)): None
         for group in budgets
         for budget in group
@@ -158,14 +159,15 @@ def contenders_of(
 def testable(
     contenders: Sequence[Contender], suite: Suite, request: Request, registry: Registry, cost: CostModel | None
 ) -> tuple[Contender, ...]:
-    """Return what is tested where nothing is trained: without those that `ALL` alone names and that cannot act there.
+    """Return the contenders that can be tested on a task that trains nothing.
 
-    They learn, or know the truth, or cost more than the dense network at each of their budgets.
+    Strategies that only `ALL` names are left out if they are trained or fitted, are oracles, or need more MACs than the
+    dense network at each of their budgets.
     """
-    others = [text for text in request.plugins if parse(text).name != ALL]
-    if len(others) == len(request.plugins):
+    texts = [text for text in request.plugins if parse(text).name != ALL]
+    if len(texts) == len(request.plugins):
         return tuple(contenders)
-    explicit = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
+    explicit = {*suite.baselines, *(spec.name for text in texts for spec in specs_of(text, registry))}
 
     def can(strategy: Strategy, registered: PluginClass, budget: Budget, part: Part) -> bool:
         if part.name in explicit:
@@ -183,14 +185,14 @@ def testable(
 
 
 def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budget]:
-    """Return the budgets of a strategy that names none: those of the request, else of the task, else of the suite."""
+    """Return the budgets of strategies without their own: those of the request, else of the task, else of the suite."""
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     usual = shared or list(() if request.single else entry.budgets)
     return usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
 
 
 def specs_of(text: str, registry: Registry) -> list[Spec]:
-    """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
+    """Return the specifications of a plugin argument, which names a strategy, all strategies of a file, or `ALL`."""
     spec = parse(text)
     if spec.name == ALL:
         return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]

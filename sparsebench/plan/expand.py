@@ -1,4 +1,4 @@
-"""How a run's request becomes cells."""
+"""Expanding a request into jobs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_SEED = 0
 OVERHEAD = 1e9
-"""What a cell takes besides its images, in MACs of a core in that time."""
+"""The fixed cost of a cell, as the MACs that a core computes in the same time."""
 ANY_NETWORK = 1e8
-"""The MACs of an image where they are not known before the network is built."""
+"""The assumed MACs of an image if they are unknown before the network is built."""
 
 
 def expand(request: Request, registry: Registry, files: Files | None = None, suite: Suite | None = None) -> list[Job]:
-    """Return the jobs of a request: initial models first, then repetition by repetition.
+    """Return the jobs of a request: networks that other cells start from first, then repetition by repetition.
 
-    In that order the work left is always like the work done, and every strategy has a number after the first
-    repetition. The files are located, and looked at only to say what trained weights are made for, whether they fit,
-    and which class of their head is which. The suite is loaded unless it is given.
+    In this order the remaining work is like the finished work, and each strategy has a result after the first
+    repetition. Files are located. Weights are read only to check that they fit, and for the classes of their head.
     """
     files = Files() if files is None else files
     suite = load(request.suite) if suite is None else suite
@@ -56,13 +55,10 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
         for setting in (item for item in settings if repetition < item.seeds):
             for contender, n_train in product(setting.contenders, setting.n_train):
                 for job in _jobs(setting, contender, n_train, repetition, registry, costs):
-                    old = jobs.setdefault(job.cell.id, job)
-                    if job.requested > old.requested or job.keep_weights > old.keep_weights:
-                        flags = {
-                            "requested": old.requested or job.requested,
-                            "keep_weights": old.keep_weights or job.keep_weights,
-                        }
-                        jobs[job.cell.id] = old.model_copy(update=flags)
+                    jobs.setdefault(job.cell.id, job)
+                    for flag in ("requested", "keep_weights"):
+                        if getattr(job, flag) and not getattr(jobs[job.cell.id], flag):
+                            jobs[job.cell.id] = jobs[job.cell.id].model_copy(update={flag: True})
     return sorted(jobs.values(), key=lambda job: job.order)
 
 
@@ -71,8 +67,8 @@ class _Setting:
     """A task with its model and strategies.
 
     Attributes:
-        cell: what all its cells have, which say strategy, budget, samples, repetition and start themselves.
-        training: the task and the n_train of the network that its cells begin with.
+        cell: a template of the setting's cells, without strategy, budget, n_train, repetition and init.
+        training: the task and n_train of the trained network that the cells start from, or None.
     """
 
     task: Task
@@ -88,9 +84,9 @@ class _Setting:
 def _settings(
     suite: Suite, request: Request, registry: Registry, files: Files, names: Mapping[str, str] | None = None
 ) -> Iterator[_Setting]:
-    """Yield every task with its model and strategies: the suite's, or those of the request.
+    """Yield the settings of a request: tasks of the suite or of the request, with their models and strategies.
 
-    `names` are what cells call pictures, by parameter, in place of those that the files come to.
+    `names` are names of pictures in cells, by parameter. They replace the names of the located files.
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     for entry, changes in _entries(suite, request, registry):
@@ -98,8 +94,8 @@ def _settings(
         trained = training_entry(entry) if entry.network else None
         own_blocks = None if request.model else suite.budget.blocks
         cls = registry.task(entry.name)
-        found = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
-        for params, pictures in product(combinations(entry.params, entry.sweep), found):
+        sets = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
+        for params, pictures in product(combinations(entry.params, entry.sweep), sets):
             base, varied = {} if trained is None else trained.params, params | changes
             task, places = _task(entry.name, base | varied | pictures, registry).locate()
             files.places.update(places)
@@ -131,16 +127,16 @@ def _settings(
 
 
 def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
-    """Yield the suite's entries that were asked for, with the parameters that were."""
+    """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters."""
     figures = sorted({entry.figure for entry in suite.task} - {""})
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
     changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
-    if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then
+    if changed and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
         raise UserError(
-            f"suite '{suite.name}' tests trained networks on {', '.join(entry.name for entry in changed)}",
-            got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
+            f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in changed)}",
+            got="--n-train" if request.n_train else "--model", next_step="choose the task to train with --task",
         )  # fmt: skip
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
@@ -149,14 +145,14 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
         if not entries and registry.task(spec.name).trains and not request.n_train:
             raise UserError(
                 f"suite '{suite.name}' trains no such network for task '{spec.name}'",
-                next_step="say on how many images with --n-train",
+                next_step="to train one, give the number of training samples with --n-train",
             )
         for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
             yield from ((entry, params) for params in spec.combinations())
 
 
 def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
-    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
+    """Return whether a request with --n-train or --model trains a task for which its suite has trained networks."""
     if request.n_train or request.model is None:
         return bool(request.n_train)
     return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
@@ -171,9 +167,9 @@ def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
 
 
 def _models(task: Task, entry: SuiteTask, request: Request, files: Files, registry: Registry) -> Iterator[Model]:
-    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own.
+    """Yield the requested model if it takes the task's inputs, else the model of the suite or the task.
 
-    Each file of trained weights makes one of it, and timm's weights do.
+    There is one model for each variant of its parameters and each file of trained weights.
     """
     cls = registry.model(entry.model or task.default_model)
     variants = list(combinations(entry.model_params, entry.model_sweep))
@@ -183,7 +179,7 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
         if choice.inputs == task.inputs:
             cls, variants = choice, spec.combinations()
             if len(variants) > 1:
-                raise UserError("--model takes one value a parameter", got=request.model)
+                raise UserError("--model takes one value for each parameter", got=request.model)
         elif request.tasks:
             raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
     starts: list[dict[str, Any]] = [{}]
@@ -193,20 +189,20 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
         starts = [starts[0] | {"weights": name} | key for name in networks_of(files)] or starts
     if len(starts) > 1 and task.trains:
         raise UserError(
-            f"task '{task.name}' trains networks, all of which begin with the same weights",
-            got=f"{len(starts)} files of weights", allowed="one", next_step="give each a run of its own",
+            f"task '{task.name}' trains all networks from the same initial weights",
+            got=f"{len(starts)} files of weights", allowed="one", next_step="run each file separately",
         )  # fmt: skip
     if unknown_start := starts[0].keys() - cls.model_fields:
         raise UserError(
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
-            next_step="name one that has, as --model timm:NAME",
+            next_step="use another model, e.g. --model timm:NAME",
         )
     for params, start in product(variants, starts):
         yield fill(cls, params | start, f"model '{cls.name}'")
 
 
 def _with_classes(task: Task, model: Model, files: Files) -> Task:
-    """Return the task with the classes of the model's head; of several files of weights an error names the one."""
+    """Return the task with the classes of the model's head. With several files of weights, an error names the file."""
     try:
         return task.with_classes(model.classes(files.places), files.places)
     except UserError as error:
@@ -218,18 +214,18 @@ def _with_classes(task: Task, model: Model, files: Files) -> Task:
 def _choices(
     task: Task, model: Model, entry: SuiteTask, request: Request, varied: dict[str, Any]
 ) -> tuple[tuple[int, ...], Where, Precision]:
-    """Return what is asked for, or else what the suite has: numbers of samples, where strategies act, and precision.
+    """Return the numbers of training samples, where strategies act, and the precision: the request's, else the suite's.
 
     Raises:
-        UserError: a task or model cannot have it: one that trains, or one whose trained network has other parameters
-            than `varied`.
+        UserError: the task or the model does not allow a choice, or a parameter of the training is `varied` although
+            the network is already trained.
     """
     name, frozen = f"task '{task.name}'", entry.track == "frozen"
     decided = {"canvas", "patch", "permuted", *getattr(task, "training", ())} - {"spuriosity"}
     if frozen and (wrong := sorted(decided & varied.keys())):
         raise UserError(
-            f"{name} tests networks that are trained", got=f"{', '.join(wrong)}, which training decides",
-            next_step="say on how many images it is to be trained anew with --n-train",
+            f"{name} tests trained networks", got=f"{', '.join(wrong)}, set by training",
+            next_step="to train new networks, give the number of training samples with --n-train",
         )  # fmt: skip
     if not task.trains and request.n_train:
         raise UserError(f"{name} trains nothing", got="--n-train", next_step="leave --n-train out")
@@ -246,12 +242,13 @@ def _choices(
         precision = request.precision
         if tests and precision != getattr(model, "precision", precision) != "float32":
             raise UserError(
-                f"model '{model.name}' has a precision", got=f"--precision {precision}", next_step="say one"
-            )
+                f"model '{model.name}' has another precision", got=f"--precision {precision}",
+                next_step="give only one of them",
+            )  # fmt: skip
     if precision != "float32" and not tests:
         raise UserError(
-            f"{name} trains networks, and --precision is of tests of trained ones", got=f"--precision {precision}",
-            next_step=f"train in it, too: --model {model.name}:precision={precision}, where it can",
+            f"{name} trains networks; --precision is for tests of trained networks", got=f"--precision {precision}",
+            next_step=f"if the model supports it, train in it with --model {model.name}:precision={precision}",
         )  # fmt: skip
     if precision != "float32":
         fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
@@ -261,7 +258,7 @@ def _choices(
 def _dense_cell(
     task: Task, model: Model, n_train: int, repetition: int, registry: Registry, init: Cell | None = None
 ) -> Cell:
-    """Return the cell of a network that is trained on a task without a strategy."""
+    """Return the cell that trains a network on a task without a strategy."""
     return Cell(
         task=registry.part_of(task), model=registry.part_of(model), strategy=Part.of(registry.strategy("dense").cls()),
         budget=FULL, n_train=n_train, repetition=repetition, init=init,
@@ -269,29 +266,30 @@ def _dense_cell(
 
 
 def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> None:
-    """Raise UserError if nothing takes files that the user named, or a suite for one's own pictures has none."""
+    """Raise UserError if no task uses the user's files, or if a suite for the user's pictures has none."""
     fields = {name for item in settings for part in (item.task, item.model) for name in type(part).model_fields}
     for name in (*LOCATED, "weights"):
         if getattr(files, name) and name not in fields:
             tasks = ", ".join(sorted({item.task.name for item in settings}))
             raise UserError(
-                f"--{name.replace('_', '-')} is taken by no task of this run", got=tasks,
-                next_step="leave it out, or name another with --task",
+                f"--{name.replace('_', '-')} is not used by any task of this run", got=tasks,
+                next_step="leave it out, or choose another task with --task",
             )  # fmt: skip
     for task in (item.task for item in settings if suite.own_pictures and not files.images):
         field = type(task).model_fields.get("images")
         if field is not None and task.model_dump()["images"] == field.default:
             raise UserError(
-                f"suite '{suite.name}' is for pictures of one's own", got=f"none for task '{task.name}'",
+                f"suite '{suite.name}' needs your pictures", got=f"none for task '{task.name}'",
                 next_step="give --images folder:DIR, or a name that sparsebench data lists",
             )  # fmt: skip
 
 
 def _check_weights(settings: Collection[_Setting], locations: Locations) -> None:
-    """Say what becomes of trained weights for the tasks.
+    """Check that trained weights fit their tasks; log how they are used.
 
     Raises:
-        UserError: weights do not fit, or are made for other data than others beside them, or there are too many items.
+        UserError: weights do not fit, or they need images of another size or other classes than the other weights, or a
+            test has too many items.
     """
     lines: dict[str, None] = {}
     for setting in settings:
@@ -308,18 +306,19 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
     for name, need in needs.items():
         if need != (usual := next(iter(needs.values()))):
             raise UserError(
-                "networks of one board take the same pictures and know the same classes",
+                "networks of one board need images of equal size and equally many classes",
                 got=f"{locations[next(iter(needs))].name} for {min(usual)}, {locations[name].name} for {min(need)}",
-                next_step="give each a run of its own, or say one size for all with canvas=SIDE of the task",
+                next_step="run each file separately, or set one size for all with the task's parameter canvas",
             )
 
 
 def _jobs(
     setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry, costs: dict[str, float]
 ) -> Iterator[Job]:
-    """Yield the job of one cell, after those of the cells it starts from, if there are any.
+    """Yield the jobs of the cells that a cell starts from, if any, then its own job.
 
-    None of a repetition that could not differ from the first: of trained weights that are tested where nothing draws.
+    Nothing is yielded for a later repetition that must equal the first one: a test of given trained weights in which
+    neither the task nor the strategy draws random numbers.
     """
     strategy, registered, budget, part = contender
     task, model, dense = setting.task, setting.model, registry.strategy("dense")
@@ -334,7 +333,7 @@ def _jobs(
         "strategy": part, "budget": budget, "n_train": n_train, "repetition": repetition, "where": where, "init": init,
     })  # fmt: skip
     if repetition and cell.network and not (task.draws_test() or draws_random(registered)):
-        return  # it could not come out otherwise
+        return
     starts, tested = list(cell.inits), None
     if setting.training is not None:
         tested = init if where == "test" else None
@@ -348,9 +347,9 @@ def _jobs(
 
     def job(cell: Cell, registered: PluginClass, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
-        changed = strategy.model_dump(mode="json", exclude_defaults=True)
+        params = strategy.model_dump(mode="json", exclude_defaults=True)
         return Job(
-            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, changed),
+            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, params),
             **plugins_of(cell, registry), after=after, network=network, together=model.together and not after,
             cost=_cost_of(cell, bool(network), registry, costs), **more,
         )  # fmt: skip
@@ -361,7 +360,7 @@ def _jobs(
 
 
 def _where(cell: Cell, strategy: Strategy) -> Where:
-    """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    """Return where the strategy acts: the requested choice, unless the track or the strategy determines it."""
     if cell.track == "frozen":
         return "test"
     if not strategy.budgeted:
@@ -370,9 +369,9 @@ def _where(cell: Cell, strategy: Strategy) -> Where:
 
 
 def _cost_of(cell: Cell, tests: bool, registry: Registry, costs: dict[str, float]) -> float:
-    """Return about the MACs of the training and the test of a cell without a strategy, as `costs` for its kind.
+    """Estimate the MACs of a cell's training and test without a strategy; `costs` caches the results.
 
-    With `tests` it tests a network that another cell trains.
+    With `tests`, the cell tests a network that another cell trains.
     """
     trains = not tests and cell.track != "frozen" and cell.n_train > 0
     if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in costs:
@@ -387,18 +386,18 @@ def _cost_of(cell: Cell, tests: bool, registry: Registry, costs: dict[str, float
 
 
 def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return `Job.files` and `Job.code` of a cell, whose code it runs."""
+    """Return `Job.files` and `Job.code` of a cell."""
     owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
-    strangers = sorted({str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped})
+    third_party = sorted({str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped})
     files = sorted({str(owner.file) for owner in owners if owner.file is not None})
-    return {"files": tuple(files), "code": (*strangers, cell.strategy.name) if strangers else ()}
+    return {"files": tuple(files), "code": (*third_party, cell.strategy.name) if third_party else ()}
 
 
 def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
-    """Return the cell whose trained network a cell tests that acts in the test only; None if it is trained itself.
+    """Return the cell whose trained network a cell tests, or None if the cell trains its own network.
 
-    Networks of tokens are trained in less time than their weights take to be kept and read. A training that is watched,
-    or ends by a validation result, is tested with the strategy on its way, and so is each strategy's own.
+    Cells share a network if their strategies act in the test only. There are two exceptions: on tokens, training takes
+    less time than storing and reading weights; watching and early stopping test the strategy during training.
     """
     if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
         return None
@@ -413,7 +412,7 @@ def _without_strategy(cell: Cell, registry: Registry) -> Cell:
 
 
 def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) -> Cell | None:
-    """Return the cell that is trained before those of a task, or None for random weights."""
+    """Return the cell of a task's pre-training, or None if training starts from random weights."""
     if (start := task.initial()) is None:
         return None
     repetition = repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED
@@ -421,9 +420,10 @@ def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) 
 
 
 def _question(cell: Cell) -> tuple[str, str]:
-    """Return which setting of a suite a cell answers, and where and at which amount of budget.
+    """Return two keys of a cell for comparisons with a suite: its setting, and where it acts with its budget's amount.
 
-    What a suite lets users choose is left out: of a task that trains nothing, all but its name.
+    Choices that a suite leaves to the user are not part of the keys. For a task that trains nothing, these are all
+    parameters of task and model.
     """
     params = {key: value for key, value in cell.task.params.items() if key not in LOCATED}
     about: list[Any] = [params, cell.model.model_dump(mode="json")] if cell.n_train else []
@@ -434,10 +434,10 @@ def _question(cell: Cell) -> tuple[str, str]:
 
 
 def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
-    """Return what a suite asks of every strategy and some cells do not answer, in words.
+    """Return descriptions of the cells that a suite needs for each strategy and that are not among `cells`.
 
-    Pictures are the user's, and so are networks and labels where nothing is trained. With `any_budget` the cells need
-    not have the suite's budgets.
+    Pictures may differ from the suite's, and also networks and labels if nothing is trained. With `any_budget`, budgets
+    may differ too.
     """
     compared = slice(1 if any_budget else 2)
     answered = {_question(cell)[compared] for cell in cells}
@@ -452,7 +452,7 @@ def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budge
             alone = suite.model_copy(update={"task": (entry,)})
             try:
                 cases = [setting.cell for setting in _settings(alone, request, registry, Files(), names)]
-            except UserError as error:  # it needs other pictures than any of the cells have
+            except UserError as error:  # it needs pictures that none of the cells have
                 return [str(error)]
         seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
         for cell, n_train, repetition, budget in product(cases, entry.n_train, seeds, budgets):

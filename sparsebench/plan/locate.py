@@ -1,4 +1,4 @@
-"""Where pictures, trained networks and files of weights lie that cells need, and the names that cells have for them."""
+"""Locating the pictures, trained networks and weight files of cells, and the names that cells have for them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 
 LAYOUT = "a folder with train/<class>/* and test/<class>/*"
 DATA_ROOT = Path("data")
-"""Where official files are looked for unless another place is named."""
+"""The default folder of official data sets."""
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 CONVERT = (
-    "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "if you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "'weights.safetensors')"
 )
 
@@ -43,16 +43,16 @@ CONVERT = (
 def locate_images(
     spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
 ) -> tuple[str, Path | None]:
-    """Return the name that a cell has for an image source, and where it lies.
+    """Return the name of an image source in cells, and its place.
 
     Args:
-        spec: the name of a known set, or "folder:DIR" for a folder of classes or with a known set's own layout.
-        data_root: where official files lie.
-        download: whether they may be fetched, if torchvision can.
-        skip_bad: whether pictures that cannot be read are left out; else they are an error.
+        spec: the name of a known set, or "folder:DIR", a folder of class folders or with the layout of a known set.
+        data_root: the folder of official data sets.
+        download: whether missing official data sets may be downloaded, if torchvision can.
+        skip_bad: whether unreadable pictures are left out; otherwise they are an error.
 
     Raises:
-        UserError: the source is not one of these, or is not there.
+        UserError: `spec` is invalid, or the source does not exist.
     """
     kind, _, path = spec.partition(":")
     if spec in names_for("foregrounds"):
@@ -72,7 +72,7 @@ def locate_images(
 def locate_backgrounds(
     spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
 ) -> tuple[str, Path | None]:
-    """Return the name that a cell has for a background source, and where it lies; see `locate_images`.
+    """Return the name of a background source in cells, and its place; see `locate_images`.
 
     Args:
         spec: the name of a known set, a folder of pictures, or an .npz file.
@@ -91,7 +91,7 @@ def locate_backgrounds(
 
 
 def _locate_official(name: str, data_root: Path | None, download: bool) -> tuple[str, Path | None]:
-    """Return name and place of a set that is the same everywhere; what comes with scikit-learn needs no place."""
+    """Return name and place of a known set. The place is None for sets that come with scikit-learn."""
     if name not in OFFICIAL:
         return name, None
     known.check(name, data_root or DATA_ROOT, download=download)
@@ -99,12 +99,12 @@ def _locate_official(name: str, data_root: Path | None, download: bool) -> tuple
 
 
 def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
-    """Return name and place of a set in its published layout; its table, and that each picture is there, is checked."""
+    """Return name and place of a set in its published layout, after checking its table and that all pictures exist."""
     if layout_of(root) != kind:
         raise UserError(
-            f"{kind} is not in {root}", next_step=f"get it from {SETS[kind].source} and give --images folder:DIR, or "
-            "--data-root with it in it",
-        )  # fmt: skip
+            f"{kind} is not in {root}",
+            next_step=f"get it from {SETS[kind].source}, then give --images folder:DIR or put it into --data-root",
+        )
     listed = listing(root)
     read(kind, SETS[kind].columns, listed)
     files = contents(replace(listed, others={}), tables(root, kind), skip_bad)
@@ -123,7 +123,7 @@ def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
 
 
 def _check_classes(files: Contents) -> None:
-    """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
+    """Raise UserError unless train and test have the same classes, at least two, each with a picture."""
     train, test = (classes_in(files, LAYOUT, split) for split in ("train", "test"))
     if odd := sorted({*train} ^ {*test}):
         alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
@@ -138,33 +138,33 @@ LOCATED = {
     "backgrounds": locate_backgrounds,
     "pretrain_images": locate_images,
 }
-"""The parameters of tasks that name pictures, and what finds those."""
+"""The parameters of tasks that name pictures, with the functions that locate these."""
 
 
 def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
-    """Return the parameters of a task that name the user's pictures; several where it tests on several sets.
+    """Return the parameters of a task that name the user's pictures, one dictionary for each set of images.
 
-    Files are read the first time only. A folder that is only tested on needs no part to train on, and that part is not
-    in its name.
+    Files are read once only. A folder for a task that only tests needs no training pictures, and its name does not
+    depend on them.
 
     Raises:
-        UserError: there are no such pictures, they are damaged, or a task that trains has several sets.
+        UserError: pictures are missing or damaged, or there are several sets although the task trains.
     """
     takes = [key for key in LOCATED if key in task.model_fields]
     sets = files.images if "images" in takes else ()
     if len(sets) > 1 and task.trains:
         raise UserError(
             "--images: tasks that train take one set of pictures", got=f"{len(sets)} sets",
-            next_step="give each a run of its own, or name a task that only tests with --task",
+            next_step="run each set separately, or choose a task that only tests with --task",
         )  # fmt: skip
     specs = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
-    others = {key: _name_of(files, key, spec) for key, spec in specs.items()}
+    names = {key: _name_of(files, key, spec) for key, spec in specs.items()}
     images = dict.fromkeys(_name_of(files, "images", spec, not task.trains) for spec in sets)
-    return [{"images": name} | others for name in images] or [others]
+    return [{"images": name} | names for name in images] or [names]
 
 
 def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
-    """Return the name that cells have for pictures, looked at the first time only."""
+    """Return the name of pictures in cells. They are located once only."""
     if (parameter, tested, spec) not in files.pictures:
         if not tested:
             name, place = LOCATED[parameter](spec, files.data_root, files.download, files.skip_bad)
@@ -177,34 +177,34 @@ def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> s
 
 
 def networks_of(files: Files) -> list[str]:
-    """Return the names that cells have for the user's files of trained weights, which are read the first time only.
+    """Return the names of the user's weight files in cells. The files are read once only.
 
     Raises:
-        UserError: there are no such weights, or they are damaged.
+        UserError: weights are missing or damaged.
     """
     if files.weights_key and not files.weights:
-        raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
+        raise UserError("--weights-key needs a weight file", next_step="give --weights, or leave --weights-key out")
     if files.weights and not any(name.startswith("weights-") for name in files.places):
         files.places.update(locate_all(files.weights, files.weights_key or ""))
     return [name for name in files.places if name.startswith("weights-")]
 
 
 def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
-    """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
+    """Return the places of all files of jobs: those that the user gave, and official sets that suites name.
 
     Raises:
-        UserError: an official set is not there.
+        UserError: an official set is missing.
     """
-    named = {job.cell.task.params.get(key) for job in jobs for key in LOCATED}
-    lacking = sorted(name for name in OFFICIAL & named if name not in files.places)
-    official = (_locate_official(name, files.data_root, files.download) for name in lacking)
+    names = {job.cell.task.params.get(key) for job in jobs for key in LOCATED}
+    missing = sorted(name for name in OFFICIAL & names if name not in files.places)
+    official = (_locate_official(name, files.data_root, files.download) for name in missing)
     return files.places | {name: place for name, place in official if place is not None}
 
 
 def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[Pixels]:
-    """Return what jobs need of users' pictures and is not decoded yet.
+    """Return the user's pictures that jobs need and that are not decoded yet.
 
-    Of a cell whose data cannot be drawn there is nothing: its record will say why not.
+    Cells whose pictures cannot be determined are left out: their records will have the error.
     """
     cells = {job.cell.draw: job.cell for job in jobs} if places else {}
     pictures: dict[str, Pixels] = {}
@@ -217,11 +217,12 @@ def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Pa
 
 @dataclass(frozen=True)
 class Networks:
-    """Where the trained weights of cells lie: in a run's own folder, in one that was given, or with sparsebench.
+    """The places of trained weights: the run's folder, the folder of --networks, and the package.
 
     Attributes:
-        out: the run's folder; `heads` what its store has of every cell.
-        folder: another folder, or None.
+        out: the run's folder.
+        heads: the heads of its records by cell id.
+        folder: the folder of --networks, or None.
     """
 
     out: Path
@@ -229,39 +230,39 @@ class Networks:
     folder: Path | None = None
 
     def check(self, trainings: Collection[str]) -> None:
-        """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
+        """Raise UserError if --networks is given but has none of these trainings, e.g. if they have another version."""
         if self.folder is None or not trainings or self._other_networks[self.folder].keys() & trainings:
             return
         raise UserError(
-            f"--networks: {self.folder} has none of the networks that the suite begins with",
-            got=f"{len(self._other_networks[self.folder])} other cells", allowed=f"{min(trainings)} and the like",
+            f"--networks: {self.folder} has none of the networks of the suite, such as {min(trainings)}",
+            got=f"{len(self._other_networks[self.folder])} other cells",
             next_step="train them there with this version and the same pictures, or leave --networks out",
         )  # fmt: skip
 
     def has(self, cell_id: str) -> bool:
-        """Say whether there are weights of a cell.
+        """Return whether the weights of a cell exist.
 
         Raises:
-            UserError: they are in a folder that is not the run's own, and are not what their record says.
+            UserError: they are not in the run's folder, and differ from the hash in their record.
         """
         return _has_weights(self.out, cell_id, self.heads) or self.elsewhere(cell_id) is not None
 
     def elsewhere(self, cell_id: str) -> Path | None:
-        """Return the file of a cell's weights that is not in the run's own folder; see `has`."""
+        """Return the file of a cell's weights outside the run's folder, or None; see `has`."""
         for root, heads in self._other_networks.items():
             path = store.weights_path(root, cell_id)
             if cell_id not in heads or not path.exists():
                 continue
             if not _has_weights(root, cell_id, heads):
                 raise UserError(
-                    f"{path} is not the network that was trained: its content is another than its record says",
-                    next_step="fetch the folder anew, or reinstall sparsebench if it is its own",
+                    f"{path} is not the trained network: its content differs from the hash in its record",
+                    next_step="fetch the folder again, or reinstall sparsebench if the folder is part of it",
                 )
             return path
         return None
 
     def places(self, cells: Collection[str]) -> dict[str, Path]:
-        """Return by cell the files of weights that are not in the run's own folder."""
+        """Return the weight files outside the run's folder, by cell id. Cells with weights in it are left out."""
         paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.heads)}
         return {c: path for c, path in paths.items() if path is not None}
 
@@ -273,22 +274,22 @@ class Networks:
 
 
 def _has_weights(out: Path, cell_id: str, heads: Mapping[str, Head]) -> bool:
-    """Say whether the trained weights of a cell lie there as its record, among the heads, says they were written."""
-    written = heads[cell_id].notes.get("weights") if cell_id in heads else None
-    return written is not None and written == content_hash(store.weights_path(out, cell_id))
+    """Return whether a folder has a cell's weights with the hash in the cell's record."""
+    expected = heads[cell_id].notes.get("weights") if cell_id in heads else None
+    return expected is not None and expected == content_hash(store.weights_path(out, cell_id))
 
 
 def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
-    """Return where the files of weights lie that a user means, by the names that cells have for them; see `files_of`.
+    """Return the user's weight files by their names in cells; see `files_of`.
 
-    Files with the same content are one network. What is done to weights, and to files, is said in a line.
+    Files with the same content are one network. Conversions and choices are logged.
 
     Args:
         specs: files, folders and patterns.
-        key: of the state dict in each file, see `timm_models.read_weights`.
+        key: the key of the state dict in each file, see `timm_models.read_weights`.
 
     Raises:
-        UserError: there are no such files, or one is damaged or holds no weights.
+        UserError: a file is missing or damaged, or has no weights.
     """
     from sparsebench.models.timm_models import read_weights
 
@@ -297,17 +298,17 @@ def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
     for path in files_of(specs):
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(
-                "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
+                "--weights reads safetensors files, and torch.save checkpoints that contain only weights",
                 got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
             )  # fmt: skip
         weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
         if name in located:
-            notes[f"is the same file as {located[name]}: they are one network"].append(path)
+            notes[f"has the same content as {located[name]}: they are one network"].append(path)
             continue
         located[name] = path
         if weights.others and not key:
             others = ", ".join(weights.others)
-            notes[f"'{weights.key}' is taken, and not {others}; --weights-key takes another"].append(path)
+            notes[f"'{weights.key}' is used, and not {others}; --weights-key chooses another"].append(path)
         for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
             if kind != "torch.float32":
                 notes[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
@@ -317,12 +318,12 @@ def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
 
 
 def files_of(specs: Sequence[Path]) -> list[Path]:
-    """Return files that are given, those of weights in a folder that is given, and those that a pattern matches.
+    """Return the given files, the weight files in given folders, and the weight files that patterns match.
 
-    What else a folder holds or a pattern matches is left out, and said.
+    Other files in a folder or matched by a pattern are left out, which is logged.
 
     Raises:
-        UserError: a folder cannot be read or holds no weights, or a pattern matches none.
+        UserError: a folder cannot be read, or a folder or pattern has no weight file.
     """
     files = []
     for path in (spec.expanduser() for spec in specs):
@@ -338,19 +339,19 @@ def files_of(specs: Sequence[Path]) -> list[Path]:
         others = [file.name for file in paths if file not in chosen and not file.name.startswith(".")]
         if not chosen:
             raise UserError(
-                f"--weights: {path} {'holds' if folder else 'matches'} no file of weights",
+                f"--weights: {path} {'holds' if folder else 'matches'} no weight file",
                 got=few(others) or "nothing", allowed=", ".join(SUFFIXES),
             )  # fmt: skip
         if others:
-            log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), few(others))
+            log.warning("--weights %s: %d files are used; left out: %s", path, len(chosen), few(others))
         files += chosen
     return files
 
 
 def file_names(located: Mapping[str, Path]) -> dict[str, str]:
-    """Return by the names that cells have what people call located weights and folders of pictures: their own names.
+    """Return readable names of located weight files and picture folders, by their names in cells.
 
-    Where two files are alike, all have as many of their folders' names before them as tell them apart.
+    If weight files have equal names, the names of all are extended by as many parent folders as make them different.
     """
     parts = {name: path.absolute().parts for name, path in located.items() if name.startswith("weights-")}
     length, most = 1, max(map(len, parts.values()), default=0)

@@ -1,4 +1,4 @@
-"""What a run is about to do: cells minus what the store has, in order, their files, and how long they take."""
+"""The plan of a run: the missing cells in order, the places of their files, and the time that they take."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from sparsebench.tasks.sources.files import known_contents
 log = logging.getLogger(__name__)
 
 LONGER = 0.25
-"""A cell under way that says nothing still takes this share of the time since it was begun, however long that was."""
+"""A running cell without progress is assumed to take at least this share of its elapsed time longer."""
 
 
 class Expected:
-    """What cells are expected to take, and which of them are left.
+    """The cells that are left, and the expected time until they are done.
 
-    A cell takes `Job.cost`, at the speed of the cells of its kind (`Job.alike`) that are done, or where none of them is
-    done, of all that are. What is left takes as long as all of it on all workers, or as the longest cell, whichever is
-    more.
+    The time of a cell is `Job.cost` divided by a speed: that of the finished cells of its kind (`Job.alike`), or of all
+    finished cells if its kind has none. The time left is the time of all cells divided by the number of workers, and at
+    least the time of the longest cell.
 
     Args:
-        jobs: of the cells, whose costs are known.
-        records: what was run so far; those of other cells do not count.
-        prior: says how many seconds a cell takes, where none of its kind is done.
-        left: those of the jobs that are to be run; None for all.
+        jobs: the jobs of the plan.
+        records: earlier records. Those of other cells are ignored.
+        prior: returns the expected seconds of a job, used if its kind has no finished cell.
+        left: the jobs to run; None for all.
 
     Attributes:
-        left: those without a record, by the ids of their cells.
-        running: since when cells are under way, in seconds since 1970, and which share of each is done.
-        lock: for who reads several of these while other threads take notes.
+        left: the jobs without a record, by cell id.
+        running: for each running cell its begin, in seconds since 1970, and the share of it that is done.
+        lock: must be held to read several attributes while other threads change them.
     """
 
     def __init__(
@@ -77,58 +77,57 @@ class Expected:
             self._memory[job.alike] = max(self._memory.get(job.alike, 0), record.memory)
 
     def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
-        """Take note of cells that are begun, or of the share of one that is done, at a time in seconds since 1970.
+        """Note that cells begin, or the share of a cell that is done, at time `now` in seconds since 1970.
 
-        What a cell under way says counts until one of its kind is done.
+        The share gives the speed of the cell's kind until a cell of this kind is done.
         """
         now = time.time() if now is None else now
         with self.lock:
             for job in (self.left[cell_id] for cell_id in cell_ids if cell_id in self.left):
                 since, before = self.running.get(job.cell.id, (now, 0.0))
-                since = since if share >= before else now  # it begins again where a worker died
+                since = since if share >= before else now  # a lower share means that the cell was started again
                 self.running[job.cell.id] = since, share
                 if share > 0 and now > since:
                     self._hint[job.alike] = self._hint[None] = np.array([(now - since) / share, job.cost])
 
     def done(self, record: Record) -> None:
-        """Take note of a record."""
+        """Note the record of a finished cell."""
         with self.lock:
             self.drop(record.cell_id)
             self._learn(record)
 
     def drop(self, cell_id: str) -> None:
-        """Take note that a cell is no more to do."""
+        """Note that a cell is not to be run any more."""
         with self.lock:
             self.left.pop(cell_id, None)
             self.running.pop(cell_id, None)
 
     def seconds(self, job: Job) -> float | None:
-        """Return the seconds that a cell takes on one worker; None before any cell is done."""
+        """Return the expected seconds of a cell on one worker, or None before any speed is known."""
         tables = (self._spent, self._hint)
         spent = next((table[kind] for kind in (job.alike, None) for table in tables if kind in table), None)
         return None if spent is None else float(job.cost * spent[0] / spent[1])
 
-    def length(self, job: Job) -> float:
-        """Return what is longer for longer cells: their seconds, or before any cell is done what they cost."""
-        return self.seconds(job) or job.cost
-
     def memory(self, job: Job) -> int | None:
-        """Return the bytes that a cell's worker needs; None if no cell of its kind is done."""
+        """Return the expected bytes of memory of a cell's worker, or None if no cell of its kind is done."""
         return self._memory.get(job.alike) or None
 
     def longest_first(self) -> list[Job]:
-        """Return what is left: jobs that others start from, one of each kind of which none is done, then the longest.
+        """Return the jobs that are left, in the order in which they begin.
 
-        Of jobs that take as long those of one plugin come together, as other code needs another worker; else they stay
-        in their order, in which those with the same data are neighbours.
+        Jobs that others start from come first, then one job of each kind without a finished cell, then the longest
+        jobs. Jobs of equal length are grouped by plugin, as other code needs another worker. Otherwise they stay in
+        their order, in which jobs with the same data are neighbours.
         """
         jobs = list(self.left.values())
-        first = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._spent}
-        alone = set(first.values())
-        return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job), job.code))
+        untried = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._spent}
+        first = set(untried.values())
+        return sorted(
+            jobs, key=lambda job: (job.order, job.cell.id not in first, -(self.seconds(job) or job.cost), job.code)
+        )
 
     def time_left(self, workers: int, now: float = 0.0) -> float | None:
-        """Return the seconds that what is left takes on so many workers; None before anything says how fast."""
+        """Return the expected seconds until all cells are done, or None before a speed is known for each."""
         jobs = {(job.alike, job.cost): job for job in self.left.values()}
         lengths = {like: self.seconds(job) for like, job in jobs.items()}
         left = {cell_id: lengths[job.alike, job.cost] for cell_id, job in self.left.items()}
@@ -137,20 +136,20 @@ class Expected:
         return max([sum(times) / max(1, workers), *times]) if len(times) == len(left) else None
 
     def _rest(self, cell_id: str, workers: int, now: float) -> float | None:
-        """Return the seconds left of a cell under way: what it says of itself counts more than what others took."""
+        """Return the expected seconds left of a running cell: by its own progress, or else by the speed of others."""
         since, share = self.running[cell_id]
-        gone, expected = now - since, self.seconds(self.left[cell_id])
-        together = min(1.0, max(1, workers) / len(self.running))  # cells that a worker trains in one program
+        elapsed, expected = now - since, self.seconds(self.left[cell_id])
+        part = min(1.0, max(1, workers) / len(self.running))  # below 1 if a worker trains several cells in one program
         if share:
-            return together * gone * (1 - share) / share
-        return None if expected is None else max(expected - together * gone, together * LONGER * gone)
+            return part * elapsed * (1 - share) / share
+        return None if expected is None else max(expected - part * elapsed, part * LONGER * elapsed)
 
 
 def shard(text: str) -> Callable[[str], bool]:
-    """Return which cells, by their ids alone, are in a share such as 0/4: disjoint shares, which together are all.
+    """Return a function that tells whether a cell id is in a shard such as 0/4. Each id is in one of the shards.
 
     Raises:
-        UserError: it is no such text, or there is no such share.
+        UserError: the text is not I/N with I < N.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip(), re.ASCII)
     if match is None or int(match[1]) >= int(match[2]):
@@ -161,17 +160,17 @@ def shard(text: str) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is about to do.
+    """The plan of a run.
 
     Attributes:
-        jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
-        whole: every cell of the request and those that they begin with, except networks found in another folder and
-            what those began with.
-        heads: what the store has of every cell.
-        suite: of the request; None as `request`.
-        expected: what the cells are expected to take, and which are left.
-        request: None where the jobs are only some of what it asks for.
-        changes: why cells that have records are run again, in lines; see `_changes`.
+        jobs: all jobs of the request or its shard, and the jobs that they need.
+        todo: the jobs that are not answered by a record, in the order in which they begin.
+        locations: the places of pictures and weights, by their names in cells.
+        whole: all jobs of the request and the jobs that they start from. Networks found outside the run's folder, and
+            the jobs that those start from, are left out.
+        heads: the stored heads, by cell id.
+        request: None if the jobs are only a part of the request.
+        changes: why cells with records are run again, one line each.
     """
 
     jobs: list[Job]
@@ -196,10 +195,8 @@ def plan(
 ) -> Plan:
     """Return the plan of a request, or of a `shard` of it. Nothing is written and no network is built.
 
-    `prior` says how many seconds a cell takes of whose kind the folder has no record.
-
-    A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
-    no weights of it.
+    A shard also runs cells that its cells start from, directly or indirectly, if their weights are missing. For
+    `prior` see `Expected`.
     """
     heads = store.heads(out)
     networks = Networks(out, heads, files.networks)
@@ -215,14 +212,14 @@ def plan(
         head = heads.get(job.cell.id)
         if head is None or rerun == "always" or not job.is_answered_by(head):
             return False
-        if request.single and job.requested and head.status == "ok":  # what is looked at has weights
+        if request.single and job.requested and head.status == "ok":  # weights are needed too
             return networks.has(job.weights)
         return rerun == "missing" or head.status in ANSWERS
 
-    again = {job.cell.id for job in jobs if not has_answer(job)}
-    needed = prerequisites(again, whole, lambda first: not networks.has(first))
+    missing = {job.cell.id for job in jobs if not has_answer(job)}
+    needed = prerequisites(missing, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
-    todo = [job for job in whole if job.cell.id in again | needed]
+    todo = [job for job in whole if job.cell.id in missing | needed]
     expected = Expected(whole, heads.values(), prior, todo)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
@@ -235,12 +232,12 @@ def plan(
 
 
 def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
-    """Return the cells that must be run before others can: those they start from, as far as they lack weights.
+    """Return the ids of the cells that must run before given cells: those they start from whose weights are missing.
 
     Args:
-        cells: the ids of the others.
-        jobs: of all these cells.
-        lacks: says whether there are no weights of a cell; it is asked once of each.
+        cells: the ids of the given cells.
+        jobs: the jobs of all cells.
+        lacks: tells whether the weights of a cell are missing; called once for each cell.
     """
     after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
     queue = list(cells)
@@ -254,7 +251,7 @@ def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[st
 
 
 def _changes(todo: Iterable[Job], heads: Mapping[str, Head]) -> tuple[str, ...]:
-    """Return, in lines, which strategies have another revision than their records, and of how many cells."""
+    """Return a line for each changed revision, with the strategies and the number of cells to run again."""
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for job in todo:
         head, now = heads.get(job.cell.id), job.origin.identity

@@ -1,5 +1,5 @@
-"""What a user asks of a run: suites, which are named lists of cells as TOML files, and options; and what comes of it:
-limits, and jobs, which are cells to run with what their hashes do not know.
+"""The input of a run: suites, which are TOML files that list cells, and options. Also jobs, the cells of a run with all
+data needed to run them.
 """
 
 import itertools
@@ -28,11 +28,11 @@ from sparsebench.strategy.base import Kind
 from sparsebench.strategy.budget import Budget
 
 TIMEOUT = 6 * 3600.0
-"""Seconds that a cell may take unless told otherwise: many times what any cell of the suites here does, and a strategy
-that hangs costs a worker's night rather than the run."""
+"""The default time limit of a cell in seconds: many times that of any cell of the shipped suites, but a strategy that
+hangs does not block the run."""
 GIB = 2**30
 LEAST_MEMORY = GIB // 2
-"""Bytes; a worker that has loaded the libraries has most of it."""
+"""The lowest memory limit in bytes. The libraries alone need most of it."""
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": GIB,
@@ -47,17 +47,18 @@ class SuiteTask(_Model):
     """One task of a suite with its model.
 
     Attributes:
-        params, model_params: as on the command line; what is not named is the task's, or the model's, own.
-        sweep, model_sweep: parameters with several values each, every combination of which is run.
+        params, model_params: parameters of task and model; others have their defaults.
+        sweep, model_sweep: parameters with several values each; all combinations are run.
         n_train: numbers of training samples; 0 for a task that only tests.
-        seeds: repetitions, in place of the suite's.
-        budgets: one or several, in place of the suite's; blocks are the suite's.
-        strategies: NAME[:PARAM=V,V...] each, in place of the suite's baselines.
-        track: see `cell.Track`; "frozen" and "tuned" begin with trained networks.
-        network: the suite whose task of this name says how those are trained. Its parameters, model and n_train are
-            theirs; those of this task say how it is tested, and n_train how many images a strategy may look at before.
-        gpu_precision: of tests on a GPU, see `cell.Cell`; on a CPU it is float32.
-        figure: the figure of a paper that these cells are for, so that they can be run alone.
+        seeds: the number of repetitions, in place of the suite's.
+        budgets: budgets in place of the suite's; the blocks are the suite's.
+        strategies: strategies as NAME[:PARAM=V,V...], in place of the suite's baselines.
+        track: see `record.Track`. The tracks "frozen" and "tuned" start from trained networks.
+        network: the suite whose task of the same name trains these networks, with its own parameters, model and
+            n_train. This task's parameters change them for the test or the fine-tuning. Its n_train is the number of
+            images to fine-tune on, or for "frozen" the number of images that a strategy may fit on.
+        gpu_precision: the precision of tests on a GPU, see `record.Cell`; on a CPU it is float32.
+        figure: the figure of a paper that uses these cells, so that they can be run separately.
     """
 
     name: str
@@ -78,31 +79,29 @@ class SuiteTask(_Model):
 
     @pydantic.model_validator(mode="after")
     def _has_a_network(self) -> Self:
-        """Only what begins with trained networks names them, and their model is theirs."""
+        """Check that `network` is given if and only if the track needs it, and that no model is given beside it."""
         if (self.track == "scratch") != (self.network == ""):
-            raise ValueError("track = frozen or tuned goes with network, the suite of the trainings; scratch has none")
+            raise ValueError("tracks frozen and tuned need network, a suite that trains; track scratch has no network")
         if self.network and (self.model or self.model_params or self.model_sweep):
             raise ValueError(f"the model of track {self.track} is its network's; leave model out")
-        if self.network and self.where != "both":
-            raise ValueError(f"where strategies of track {self.track} act is the track's; leave where out")
         return self
 
 
 def combinations(fixed: dict[str, Any], swept: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values of parameters that are swept over, with those that are fixed."""
+    """Yield the fixed parameters with each combination of the values of swept parameters."""
     for values in itertools.product(*swept.values()):
         yield fixed | dict(zip(swept, values, strict=True))
 
 
 class Suite(_Model):
-    """A named, versioned list of tasks with the baselines that are always on.
+    """A named, versioned list of tasks, with baselines that are always run.
 
     Attributes:
-        keep_weights: whether the networks that are trained are kept: other suites may begin with them.
-        own_pictures: whether users must say which pictures its tasks are made of.
-        main_task: the one whose accuracy stands first on boards; its first one unless it is said.
-        sample_complexity: the metric that says whether a training succeeded, where sample complexity is counted; "" for
-            none.
+        keep_weights: whether trained networks are stored, so that other suites can start from them.
+        own_pictures: whether users must give the pictures of its tasks.
+        main_task: the task whose accuracy comes first on boards; "" for the first task.
+        sample_complexity: the metric that tells whether a training succeeded, from which sample complexity is computed;
+            "" for none.
     """
 
     name: str
@@ -129,13 +128,13 @@ def _suite_files() -> dict[str, Path | Traversable]:
 
 
 def _from_plugins() -> dict[str, Path | Traversable]:
-    from sparsebench.plugin.registry import Registry  # which loads plugins
+    from sparsebench.plugin.registry import Registry  # imported here, as it loads plugins
 
     return Registry().suites()
 
 
 def text(name: str) -> str:
-    """Return the TOML of a suite by name, or from a path to a .toml file."""
+    """Return the TOML text of a suite, by name or by the path of a .toml file."""
     if name.endswith(".toml"):
         try:
             return Path(name).read_text(encoding="utf-8")
@@ -150,48 +149,48 @@ def text(name: str) -> str:
 
 
 def load(name: str) -> Suite:
-    """Return a suite by name, or from a path to a .toml file.
+    """Return a suite, by name or by the path of a .toml file.
 
     Raises:
-        UserError: no such suite, or a file with an unknown key or a wrong value.
+        UserError: the suite does not exist, or has an unknown key or an invalid value.
     """
     try:
         return Suite.model_validate(tomllib.loads(text(name)))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"suite '{name}' is no TOML: {error}") from error
+        raise UserError(f"suite '{name}' is not valid TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         *parts, key = map(str, first["loc"])
         if first["type"] == "extra_forbidden":
             kind = Budget if {"budget", "budgets"} & {*parts} else SuiteTask if parts else Suite
             raise unknown(f"key in suite '{name}'", ".".join([*parts, key]), kind.model_fields) from error
-        got = None if first["type"] == "missing" else first["input"]  # which would be all that is there
+        got = None if first["type"] == "missing" else first["input"]  # of a missing key, the input is the whole table
         raise UserError(f"suite '{name}': {reason_of(error)}", got=got) from error
 
 
 def training_entry(entry: SuiteTask) -> SuiteTask:
-    """Return the task of a suite that says how the networks of another's task are trained.
+    """Return the task of the suite `entry.network` that trains the networks of an entry.
 
     Raises:
-        UserError: there is none of that name, or it is not one training.
+        UserError: the suite has no such task, or the task is not a single training.
     """
     tasks = [task for task in load(entry.network).task if task.name == entry.name]
     if len(tasks) != 1 or tasks[0].network or tasks[0].sweep or tasks[0].model_sweep or len(tasks[0].n_train) > 1:
         raise UserError(
             f"suite '{entry.network}' must have one training of task '{entry.name}'",
-            next_step="name the task once, with one value a parameter and one n_train",
+            next_step="list the task once, with one value for each parameter and one n_train",
         )
     return tasks[0]
 
 
 Rerun = Literal["missing", "failed", "always"]
 PrecisionChoice = Literal["auto", Precision]
-"""A precision, or that which the suite has on the device."""
+"""A precision, or "auto" for the suite's precision on the device."""
 T = TypeVar("T")
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """Return the values that one value, several or None stand for."""
+    """Return a value, an iterable of values, or None as a tuple."""
     many = isinstance(value, Iterable) and not isinstance(value, str)
     return () if value is None else tuple(value) if many else (value,)
 
@@ -200,20 +199,20 @@ Several = Annotated[tuple[T, ...], BeforeValidator(_several)]
 
 
 def option(default: Any, about: str, **more: Any) -> Any:
-    """Return a field that users may set, with its help text; a `title` stands there for the value."""
+    """Return a field that users can set. `about` is its help text, and `title` its placeholder for the value there."""
     return Field(default, description=about, **more)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Which cells a run is asked for, on top of its suite; None and () leave the suite's own.
+    """The requested cells of a run: a suite and changes to it. None and () change nothing.
 
     Attributes:
-        figures: only what the suite has for these figures of a paper.
-        single: whether networks are to be looked at, not judged: a task with several budgets has its suite's one, only
-            the largest number of training samples counts, and weights are kept.
-        alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
-        on_gpu: whether cells run on one, for which a suite may have another precision.
+        figures: figures of a paper; if given, only the suite's cells for them are run.
+        single: whether the networks are for pictures, not for a comparison. A task with several budgets then has the
+            suite's one budget, only the largest n_train is used, and weights are stored.
+        alone: whether only the plugins are run, without baselines and the tasks' own strategies.
+        on_gpu: whether cells run on a GPU, for which a suite may have another precision.
     """
 
     plugins: Several[str] = option(
@@ -245,11 +244,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Files:
-    """Where pictures and trained weights come from; None leaves the suite's.
+    """The user's pictures and trained weights. None uses those of the suite.
 
     Attributes:
-        places: where files lie that were looked at, by the names that cells have for them; see `locate`.
-        pictures: names of pictures by parameter, whether they are only tested on, and what the user gave.
+        places: the places of located files, by their names in cells; see `locate`.
+        pictures: the names of located pictures in cells, by parameter, whether the task only tests, and the user's
+            text.
     """
 
     images: Several[str] = option(
@@ -282,7 +282,7 @@ class Files:
 
 
 def _number(option: str, value: float | str, units: dict[str, int], allowed: str) -> float:
-    """Return a number with its unit as a number of seconds or bytes."""
+    """Return a number with a unit in seconds or bytes."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(value).strip().lower(), re.ASCII)
     if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
         raise UserError(option, got=f"'{value}'", allowed=allowed)
@@ -291,7 +291,7 @@ def _number(option: str, value: float | str, units: dict[str, int], allowed: str
 
 @dataclass(frozen=True)
 class Execution:
-    """How cells are run, and which of them here and now; no record depends on it but by its device."""
+    """How cells are run, and which of them are run now. Of these options, results depend on the device only."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:i.")
     rerun: Rerun = option("missing", "Which existing results to compute again.")
@@ -320,15 +320,15 @@ class Execution:
     )
 
     def limits(self) -> tuple[float, float]:
-        """Return the seconds that a cell may take, and the bytes that its worker and what it started may; 0 for any.
+        """Return the limits of a cell in seconds, and in bytes for its worker and all its processes; 0 for no limit.
 
         Raises:
-            UserError: no such number, or a limit without a worker process, which alone can be killed.
+            UserError: a limit is invalid, or is given although cells run in the main process, which cannot be killed.
         """
         for option, value in (("--timeout", self.timeout), ("--memory-limit", self.memory_limit)):
             if value is not None and self.jobs == 0:
                 raise UserError(
-                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
+                    f"{option} needs a worker process, which can be killed", next_step="give --jobs 1 or more"
                 )
         timeout, memory = (TIMEOUT if self.timeout is None else self.timeout), self.memory_limit
         seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
@@ -336,7 +336,7 @@ class Execution:
         if 0 < size < LEAST_MEMORY:
             raise UserError("--memory-limit", got=str(memory), allowed=f"{LEAST_MEMORY / GIB:g}GiB or more, or 0")
         if size and sys.platform != "linux":
-            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
+            raise UserError("--memory-limit: only Linux reports the memory of processes", next_step="leave it out")
         return seconds, size
 
 
@@ -344,19 +344,21 @@ OPTIONS: Mapping[type, Mapping[str, FieldInfo]] = {
     value: {name: info for name, info in value.__pydantic_fields__.items() if info.description}
     for value in cast(Any, (Request, Files, Execution))  # mypy does not know what pydantic adds
 }
-"""The fields of each value that users may set, with help texts and titles of values; no two have the same name."""
+"""The fields of each class that users can set, by name. No name occurs in two classes."""
 
 
 def option_of(name: str) -> str:
-    """Return what the option of a field is called on the command line, where the field is what it comes to."""
+    """Return the name of a field's option on the command line."""
     return "--" + {"plugins": "plugin", "tasks": "task"}.get(name, name.replace("_", "-"))
 
 
 def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, Execution]:
-    """Return the three values of what a user gave by the names of their fields. One value may stand for several.
+    """Return the request, files and execution from the user's arguments, by field name.
+
+    A single value is accepted for fields with several values.
 
     Raises:
-        UserError: there is no such field for users, or what is given is of another type.
+        UserError: an argument is unknown or has a wrong type.
     """
     names = {name for options in OPTIONS.values() for name in options}
     if others := keywords.keys() - names:
@@ -376,18 +378,18 @@ class Job(_Model):
     """A cell to run.
 
     Attributes:
-        origin: where its strategy comes from.
+        origin: the origin of its strategy.
         kind: the strategy's kind.
-        label: what tables call it: its name, with the parameters that are not its defaults.
-        files: the plugin files that bring its strategy, task or model: what a worker loads for it.
-        code: the plugins whose code it runs and that do not come with sparsebench, by name or path, and its strategy;
-            () if there are none. Cells with other code have other workers.
+        label: the strategy's name in tables, with the parameters that differ from their defaults.
+        files: the plugin files of its strategy, task and model, which a worker loads.
+        code: names or paths of its plugins that do not come with sparsebench, and the name of its strategy; () if all
+            come with sparsebench. Cells with different code run in different workers.
         after: id of the cell that must be done before, or "".
-        network: id of the cell whose trained network this one tests, or "" where it trains its own.
-        requested: whether the cell is one of the request; else it is there only because others start from it.
-        keep_weights: whether its weights are kept: others start from them, or they are looked at.
-        together: whether several like it may be trained in one program, where that is faster.
-        cost: about the MACs of its training and its test, without a strategy; see `expand`.
+        network: id of the cell whose trained network this cell tests, or "" if it trains its own.
+        requested: whether the cell belongs to the request. Otherwise it only runs because other cells start from it.
+        keep_weights: whether its weights are stored.
+        together: whether it can be trained in one program with others like it.
+        cost: the estimated MACs of its training and its test without a strategy; see `expand`.
     """
 
     cell: Cell
@@ -405,28 +407,28 @@ class Job(_Model):
 
     @cached_property
     def alike(self) -> tuple[str, bool, int]:
-        """What it has in common with those that take as long for what they cost.
+        """The kind of the job: task, model, whether it only tests, and n_train if it trains.
 
-        That is its task and model with all their parameters, whether it only tests a network, and the training samples.
+        Cells of one kind have the same ratio of time to cost.
         """
         return setting_text(self.cell), bool(self.network), 0 if self.network else self.cell.n_train
 
     @property
     def weights(self) -> str:
-        """Id of the cell whose trained weights it is tested with."""
+        """Id of the cell whose trained weights are tested."""
         return self.network or self.cell.id
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Rises in the order in which jobs are begun: those that others start from first, as they start from others."""
+        """A sort key: jobs begin in ascending order. Jobs with stored weights come first, along the chain of starts."""
         return not self.keep_weights, len(self.cell.inits) if self.keep_weights else 0
 
     def is_answered_by(self, head: Head | Record) -> bool:
-        """Say whether a record of its cell is one of its revision that was not skipped."""
+        """Return whether a record of this cell has the same revision and was not skipped."""
         return head.status != "skipped" and head.origin.identity == self.origin.identity
 
     def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
-        """Return a record that says why there is no result."""
+        """Return a record with a failure."""
         return Record(
             cell=self.cell, cell_id=self.cell.id, status=status, failure=failure, origin=self.origin, kind=self.kind,
             label=self.label, started=started, seconds=round(seconds, 3),
@@ -435,13 +437,13 @@ class Job(_Model):
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells of a run have in common.
+    """The setting of a run, which all its cells have in common.
 
     Attributes:
         out: the run's folder.
         device: "cpu", "cuda" or "cuda:i".
-        locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
-        execution: how they are run.
+        locations: the places of pictures by name, and of trained weights outside the run's folder by cell id.
+        execution: how cells are run.
     """
 
     out: Path

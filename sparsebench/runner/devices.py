@@ -1,4 +1,4 @@
-"""On what cells run: the machine, its devices, where each worker is, and how a cell has its device for itself."""
+"""Devices: the number and places of workers, exclusive use of a device, and the environment that records have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparsebench.tasks.sources.cache import cores
 MOST_WORKERS = 16
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LOOK = 0.2
-"""Seconds between two looks whether it is one's turn."""
+"""Seconds between two attempts to lock a device."""
 PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
             "pydantic", "numba", "llvmlite")  # fmt: skip
 SETTINGS = (
@@ -29,16 +29,18 @@ SETTINGS = (
     "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE",
     "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
 )  # fmt: skip
-"""Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
+"""Environment variables that change the libraries' results. Thread counts are left out: a cell has one thread."""
 NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
-"""How every cell computes, whatever the machine's own settings are; see `run_cell.one_thread`."""
+"""Numerical settings of every cell, independent of the machine's settings; see `run_cell.one_thread`."""
 
 
 def workers_for(plan: Plan, device: str, jobs: int | None, exclusive: bool = False) -> int:
-    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process.
+    """Return the number of worker processes: `jobs`, or one per core or GPU. 0 runs the cells in this process.
+
+    There are at most as many as cells to run.
 
     Raises:
-        UserError: with `exclusive`, more than the one of this machine, or than one a GPU.
+        UserError: with `exclusive`, more than one worker on the CPU or more than one per GPU.
     """
     if jobs == 0:
         return 0
@@ -51,10 +53,10 @@ def workers_for(plan: Plan, device: str, jobs: int | None, exclusive: bool = Fal
 
 
 def resolve_device(device: str) -> str:
-    """Return "cpu", "cuda:i" for one GPU or "cuda" for several, for auto, cpu, cuda or cuda:i.
+    """Resolve auto, cpu, cuda or cuda:i to "cpu", "cuda:i" for one GPU, or "cuda" for several.
 
     Raises:
-        UserError: another word, or a CUDA device that is not there.
+        UserError: the text is not one of these, or torch does not see the CUDA device.
     """
     if device == "cpu":
         return device
@@ -72,54 +74,52 @@ def resolve_device(device: str) -> str:
 
 
 def gpus() -> int:
-    """Return how many CUDA devices torch sees here."""
+    """Return the number of CUDA devices that torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def variables() -> dict[str, str]:
-    """Return the variables of a run's workers: those of this process, one thread, and where it finds modules."""
+    """Return the environment variables of worker processes: those of this process, one thread, and `sys.path`."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
-    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # in each test another
-    return {"KMP_DUPLICATE_LIB_OK": "True"} | env | THREADS | {"PYTHONPATH": path}  # as scikit-learn's import sets it
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # differs for each test
+    # KMP_DUPLICATE_LIB_OK as an import of scikit-learn sets it, so that this import changes nothing.
+    return {"KMP_DUPLICATE_LIB_OK": "True"} | env | THREADS | {"PYTHONPATH": path}
 
 
 def places(device: str, workers: int) -> list[dict[str, str]]:
-    """Return, for each worker of a run, its variables besides those of the run.
+    """Return, for each worker, the environment variables that only this worker has.
 
-    A worker on a GPU sees that one alone, as "cuda:0", so that what a strategy puts on "cuda" is where its cell is.
-    Workers on "cuda" are spread over all GPUs that this process sees. A GPU is called as CUDA_VISIBLE_DEVICES lists
-    it, by number, UUID or MIG, or else by its number.
+    A worker on a GPU sees only this GPU, as "cuda:0", so tensors that a strategy puts on "cuda" are on the cell's GPU.
+    Workers on "cuda" are spread over all GPUs that this process sees. The names of GPUs are those in
+    CUDA_VISIBLE_DEVICES (numbers, UUIDs or MIG names) if it is set, otherwise numbers.
 
     Args:
         device: "cpu", "cuda" or "cuda:i".
-        workers: how many.
+        workers: the number of workers.
     """
     if device == "cpu":
         return [{} for _ in range(workers)]
-    listed, seen = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
-    names = [str(i) for i in range(seen)] if listed is None else [name.strip() for name in listed.split(",")][:seen]
+    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
+    names = [str(i) for i in range(count)] if visible is None else [name.strip() for name in visible.split(",")][:count]
     _, _, number = device.partition(":")
     chosen = [names[int(number)]] if number else names
     return [{"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]} for i in range(workers)]
 
 
 def first_of(device: str) -> str:
-    """Return the device of a process that has one only."""
+    """Return the device of a process that uses one device: "cuda" becomes "cuda:0"."""
     return "cuda:0" if device == "cuda" else device
 
 
 @contextmanager
 def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Wait for one's turn and have it: no other turn at the same time on this machine, or on this GPU.
+    """Wait for exclusive use of a device ("cpu" or "cuda:i"), and hold it. Call `on_wait` repeatedly while waiting.
 
-    A cell on the CPU has the machine for itself, one on a GPU that GPU, with no cell on the CPU beside it. Turns end
-    with the process, however it ends. They are known to those who have the same folder for temporary files.
-
-    Args:
-        device: "cpu" or "cuda:i".
-        on_wait: called now and then meanwhile.
+    A turn on the CPU excludes all other turns on this machine. A turn on a GPU excludes those on this GPU and on the
+    CPU. A turn ends with its process, however that ends. It is known only to processes with the same folder for
+    temporary files.
     """
     if device == "cpu":
         with _lock("machine", fcntl.LOCK_EX, on_wait):
@@ -137,13 +137,13 @@ def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
     path = Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
     try:
         try:
-            file = os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp
+            file = os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses other users' files in /tmp
         except FileNotFoundError:
             file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
             os.fchmod(file, 0o644)  # for all users
     except OSError as error:
         step = "remove it, or set TMPDIR"
-        raise UserError(f"--exclusive cannot lock {path}", got=error.strerror, next_step=step) from error
+        raise UserError(f"--exclusive cannot lock {path}: {error.strerror}", next_step=step) from error
     try:
         while True:
             try:
@@ -154,15 +154,15 @@ def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
                 time.sleep(LOOK)
         yield
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # a copy of this process may have the file open too
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a fork of this process may have the file open
         os.close(file)
 
 
 @lru_cache(maxsize=1)
 def environment() -> dict[str, str]:
-    """Return what the machine and the libraries are that a record is made with; probes no GPU. Imports torch.
+    """Return the machine, the library versions and the numerical settings of this process's records.
 
-    Settings are in it where they are set, as most are nowhere.
+    Of SETTINGS only the variables that are set are included. This imports torch, but does not query a GPU.
     """
     import torch
 
@@ -179,7 +179,7 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    with suppress(OSError):  # of another system than Linux
+    with suppress(OSError):  # only Linux has this file
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()

@@ -1,4 +1,4 @@
-"""Which cells come next, and the engines that run them and yield their records: in this process or in workers of it."""
+"""The queue of cells, and the engines that run them in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from sparsebench.runner.process import START, Message, OnBegin, Worker, descenda
 log = logging.getLogger(__name__)
 
 LOOK = 0.25
-"""Seconds between looks at a worker that says nothing, and at cells that other runs are at."""
+"""Seconds between two checks of a worker that sends no message, and of cells that other runs compute."""
 PATIENCE = 5.0
-"""Seconds that a worker may take to leave once it has closed its line."""
+"""Seconds that a worker has to exit after it closed its line."""
 TRIES = 3
-"""Workers in a row that may fail to start."""
+"""Number of workers in a row that may fail to start."""
 TOGETHER = 1000
-"""Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
+"""Most cells in a batch for a worker on a GPU. The worker trains as many at a time as fit in memory."""
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that others send, as the kernel does that lacks memory, and not the code of a cell."""
+"""Signals that come from outside a cell's code, e.g. from the kernel if memory is short."""
 KILLED = "killed"
-"""The kind of a failure by such a signal."""
+"""The kind of a failure by one of these signals."""
 LOCKS = ".cells.lock"
-"""The file in a run's folder of whose bytes each is the lock of a cell."""
+"""The lock file in a run's folder. Each cell is locked by one byte of it."""
 
 
 class CellLocks:
-    """The cells that a run has begun, which other runs of its folder on this machine leave to it.
+    """Locks of cells, so that two runs with the same folder on one machine do not compute the same cell.
 
-    A cell is a byte of a file, locked by its run: the system lets go of locks with a process, however it ends. Where
-    the file cannot be written, or the file system has no locks, every run begins every cell.
+    A run locks one byte of a file for each cell that it begins. The system releases the locks of a process, however it
+    ends. If the file cannot be written, or the file system has no locks, each run computes all cells.
 
     Args:
         out: the run's folder.
-        heads: what the store had of every cell when the run was planned.
-        on_done: called with the id of a cell that another run has done since.
+        heads: the stored heads by cell id when the run was planned.
+        on_done: called with the id of a cell that another run has finished since then.
     """
 
     def __init__(self, out: Path, heads: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
@@ -66,7 +66,7 @@ class CellLocks:
             self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
 
     def begin(self, cell_id: str) -> bool:
-        """Say whether no other run is at a cell; none is to begin it from now on."""
+        """Lock a cell; return False if another run computes it."""
         if self.file is None:
             return True
         try:
@@ -78,19 +78,20 @@ class CellLocks:
         return True
 
     def release(self, cell_id: str) -> None:
-        """Let others have a cell."""
+        """Unlock a cell."""
         if self.file is not None:
             fcntl.lockf(self.file, fcntl.LOCK_UN, 1, _place(cell_id))
 
     def is_done(self, job: Job) -> bool:
-        """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned.
+        """Return whether another run has stored a record that answers a job since this run was planned.
 
-        The store is read anew where a living run names the cell, or others have sealed their records.
+        The store is read again if an unsealed file of another run names the cell, or if another run has sealed its
+        records since the last call.
         """
         name = f'"cell_id":"{job.cell.id}"'.encode()
-        others = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
-        sealed = store.sealed_files(self.out)  # after the others, of which one may be sealed now
-        if sealed != self.sealed or any(_holds(path, name) for path in others):
+        segments = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
+        sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
+        if sealed != self.sealed or any(_holds(path, name) for path in segments):
             self.sealed, self.now = sealed, store.heads(self.out)
         head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
         if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
@@ -99,7 +100,7 @@ class CellLocks:
         return True
 
     def close(self) -> None:
-        """Let others have all cells."""
+        """Unlock all cells."""
         if self.file is not None:
             os.close(self.file)
 
@@ -116,13 +117,13 @@ def _place(cell_id: str) -> int:
 
 
 class Queue:
-    """Jobs in order, each handed out once the one that it starts from is done; some several at a time.
+    """Jobs in order. A job is taken only after the job that it starts from, if any, is done.
 
     Args:
-        jobs: in the order in which they are begun.
-        most: how many are handed out at once, of those that can be trained together.
-        locks: which of them other runs are at: those are waited for last, and left out once they are done.
-        begin: told, maybe in other threads, of cells.
+        jobs: the jobs in the order in which they begin.
+        most: the largest batch of jobs that can be trained together. Other jobs are taken one by one.
+        locks: locks of cells. Jobs that another run computes come last, and are left out once that run has stored them.
+        begin: called with the cells that begin and with progress; maybe in other threads.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Queue:
         self.changed = threading.Condition()
 
     def take(self, wait: bool = True) -> list[Job] | None:
-        """Return the next batch; None when there is none left, or, unless one is waited for, none that may start."""
+        """Return the next batch, or None if no job is left. Without `wait`, also None if no job may start yet."""
         with self.changed:
             while self.left and not self.closed:
                 if batch := self._next():
@@ -152,7 +153,7 @@ class Queue:
             return None
 
     def _next(self) -> list[Job]:
-        """Take out the next batch, if any may start."""
+        """Remove and return the next batch; it is empty if no job may start."""
         left = self.left.items()
         ready = (job for id_, job in left if job.after not in self.open and id_ not in self.elsewhere)
         batch = list(islice(ready, 1))
@@ -163,7 +164,7 @@ class Queue:
         return batch
 
     def _claim(self, batch: list[Job]) -> list[Job]:
-        """Return the jobs of a batch that no other run is at or has done; those that one is at are the last now."""
+        """Return the jobs of a batch that no other run computes or has done. Jobs that another run computes go last."""
         if self.locks is None:
             return batch
         jobs = []
@@ -179,13 +180,13 @@ class Queue:
         return jobs
 
     def done(self, job: Job) -> None:
-        """Take note that a job has its record."""
+        """Note that a job has its record."""
         with self.changed:
             self.open.discard(job.cell.id)
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more."""
+        """Give out no more jobs."""
         self.closed = True
         with self.changed:
             self.changed.notify_all()
@@ -193,9 +194,9 @@ class Queue:
 
 @contextmanager
 def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
-    """For a while have the first SIGINT call a function, in its handler, and later ones do what they did before.
+    """Let the first SIGINT in this context call `on_first` in the signal handler; later ones raise KeyboardInterrupt.
 
-    Only where SIGINT raises KeyboardInterrupt so far: in the main thread, and if nobody else handles it.
+    This changes nothing in other threads than the main thread, or if SIGINT already has a handler of its own.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
@@ -214,16 +215,16 @@ def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
 
 
 Engine = Callable[[Queue, Setting], Generator[Record, None, None]]
-"""Runs cells, wherever that is, and yields the record of each job of a queue as it comes.
+"""Runs the jobs of a queue and yields each record as soon as it is complete.
 
-It tells the queue of each job that begins and of each that has its record. Once the queue is closed it yields the
-records of those that are under way, and ends. The setting is what the jobs have in common. It raises UserError where
-cells cannot be run.
+An engine calls `Queue.begin` for each job that begins and `Queue.done` for each job that has its record. Once the queue
+is closed, the engine yields the records of the jobs that have begun, and ends. It raises UserError if cells cannot be
+run.
 """
 
 
 def in_process(registry: Registry, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
-    """Run one job after the other in this process, with strategies of the registry; see `Engine`."""
+    """Run one job after another in this process, with strategies of the registry; see `Engine`."""
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import one_thread, run_cells
 
@@ -237,10 +238,10 @@ def in_process(registry: Registry, queue: Queue, setting: Setting) -> Generator[
 
 
 def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
-    """Run jobs in so many worker processes, of one thread each; see `Engine`.
+    """Run jobs in worker processes of one thread each; see `Engine`.
 
-    A cell that goes over a limit, or whose worker dies, has a record that says `timeout`, `oom` or `crashed`. The next
-    cell has a fresh worker then. Workers, and what they have started, end with this process, however it ends.
+    A cell that exceeds a limit, or whose worker dies, gets a record of status `timeout`, `oom` or `crashed`, and the
+    next cell a fresh worker. Workers and all their processes end with this process, however it ends.
     """
     records: SimpleQueue[Record | None] = SimpleQueue()
     supervisors = [
@@ -248,30 +249,30 @@ def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record
         for number, place in enumerate(places(setting.device, workers))
     ]
     with ThreadPoolExecutor(workers) as pool:
-        served = [pool.submit(supervisor.serve, queue, records) for supervisor in supervisors]
+        futures = [pool.submit(supervisor.serve, queue, records) for supervisor in supervisors]
         try:
-            for _ in served:
+            for _ in futures:
                 while (record := records.get()) is not None:
                     yield record
         finally:
             queue.close()
             for supervisor in supervisors:
                 supervisor.kill()
-    for future in served:
-        future.result()  # raises what went wrong
+    for future in futures:
+        future.result()  # raises the error of its thread, if any
 
 
 class Supervisor:
-    """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
+    """Runs cells in one worker at a time, and replaces workers that exceed a limit or cannot take another cell.
 
-    A strategy that does not come with sparsebench has workers of its own: what it changes of a process no other meets.
-    Other code than the last needs another worker.
+    A worker runs cells of the same third-party code only, so no strategy meets what another strategy has changed in its
+    process. A cell with other code gets a new worker.
 
     Args:
-        setting: what the cells have in common.
-        name: of the file in the run's folder to which what the workers print is added.
-        place: their own variables, see `places`; those of one on a GPU say which.
-        on_begin: told of cells.
+        setting: the setting of the run.
+        name: names the log file of the workers in the run's folder.
+        place: environment variables of these workers only, see `places`; on a GPU they name the GPU.
+        on_begin: called with the cells that begin and with progress.
     """
 
     def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
@@ -285,11 +286,10 @@ class Supervisor:
         self._note_cells(())
 
     def _note_cells(self, cells: Sequence[str]) -> None:
-        """Take note of the ids of cells that the worker is at from now on."""
         self.cells, self.started, self.clock = cells, datetime.now(UTC), time.monotonic()
 
     def serve(self, queue: Queue, records: SimpleQueue[Record | None]) -> None:
-        """Work through a queue, which is closed where something goes wrong; at the end hand on None."""
+        """Run the jobs of a queue; put their records, and None at the end. An error closes the queue."""
         try:
             while not self.stopped and (batch := queue.take()) is not None:
                 for job, record in self.records(batch):
@@ -303,11 +303,11 @@ class Supervisor:
             records.put(None)
 
     def records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
-        """Yield the record of each job, unless it is killed.
+        """Yield each job with its record, until `kill` is called.
 
-        If it does not go well with a worker, the cell that it was at has a record that says so, and what is left of
-        the batch is given to the next one. If it was at several, nobody knows whose fault it is: each is given alone.
-        If it was killed, whoever did so, the cell is first given once more.
+        If a worker fails, the cell that it was computing gets a record of the failure, and the next worker gets the
+        rest of the batch. If the worker was computing several cells, the one at fault is unknown, so the next workers
+        get one cell each. If a worker was killed from outside, its cell is tried once more first.
         """
         left, alone, again = {job.cell.id: job for job in batch}, False, set[str]()
         while left and not self.stopped:
@@ -330,7 +330,7 @@ class Supervisor:
             yield left.pop(job.cell.id), job.record_of_failure(status, failure, self.started.isoformat(), seconds)
 
     def _ask(self, jobs: list[Job], left: dict[str, Job]) -> Generator[tuple[Job, Record], None, Failure | None]:
-        """Yield a worker's records of jobs, which are left no more; return how it came to an end with it, if it did."""
+        """Yield a worker's records of jobs, removing these from `left`; return the failure of the worker, if any."""
         if (worker := self._start(jobs[0].code)) is None:
             return None
         self._note_cells(())
@@ -353,7 +353,7 @@ class Supervisor:
         return None
 
     def _hear(self, worker: Worker, left: dict[str, Job]) -> Message | Failure | None:
-        """Return the worker's next message, or how it ends here, or None if there is nothing to say yet."""
+        """Return the worker's next message or its failure, or None if it has sent nothing and exceeds no limit."""
         try:
             message = worker.answer(LOOK, Message)
             if message is not None and message.record is not None and message.record.cell_id not in left:
@@ -376,21 +376,21 @@ class Supervisor:
         return None
 
     def _start(self, code: tuple[str, ...]) -> Worker | None:
-        """Return a worker that waits for cells with that code, or None if the run is stopped."""
+        """Return a worker that waits for cells with this code, or None if the run is stopped."""
         if self.worker is not None and self.code == code:
             return self.worker
         for _ in range(TRIES):
             self.end()
             with suppress(EOFError, ValueError):
                 self.worker, self.code = self.server.start("sparsebench.runner.run_cell", self.place, self.log), code
-                if self.stopped:  # by `kill`, which has not seen it
+                if self.stopped:  # `kill` was called before this worker was known
                     self.worker.cut()
                 self.worker.ask(self.setting)
                 if self.worker.answer(START, Message) is not None:
                     return self.worker
             if self.stopped:
                 return None
-        raise UserError(f"{TRIES} workers in a row did not start; {self.log} says why")
+        raise UserError(f"{TRIES} workers in a row did not start", next_step=f"{self.log} says why")
 
     def end(self) -> None:
         """End the worker, if there is one."""
@@ -399,7 +399,7 @@ class Supervisor:
             self.worker = None
 
     def kill(self) -> None:
-        """End the worker and all it started, at once, and start none; another thread may say so."""
+        """End the worker and all its processes at once, and start no other. Any thread may call this."""
         self.stopped = True
         if (worker := self.worker) is not None:
             worker.cut()

@@ -1,4 +1,4 @@
-"""From a job to what its cell is made of: data, network, strategy, on the device."""
+"""Preparing a cell: its data, network and strategy, on the device."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from sparsebench.training.fit import Fitted, fit, modules_of, state_digest
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
 MOST = 2**26
-"""Bytes of data that are kept; the largest tests of the suites quick and embedded are a fifth of that."""
+"""Most bytes of data that are kept for the next cell. Test data of the suites quick and embedded take up to a fifth."""
 SHARE = 0.5
-"""Of a device's free memory that the images of one split may take."""
+"""The share of a device's free memory that the images of one split may take."""
 TRAINING = "training"
-"""The name under which a file of weights says how they were trained."""
+"""The key of a weight file's metadata that describes the training."""
 
 
 class Context:
-    """What a process needs for its cells that their hashes do not know, and what it keeps from one to the next.
+    """The state of a process that runs cells: the setting, and data that several cells use.
 
     Args:
-        setting: what all cells of the run have in common; the device is this process's.
-        alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
-        begin: told of each cell, and every second of the share of its training, unless that may end sooner, or, if it
-            trains nothing, of its test.
+        setting: the setting of the run, with the device of this process.
+        alone: whether this is a worker process: Ctrl-C does not reach it, so a KeyboardInterrupt is a strategy's.
+        begin: called with each cell that begins, and every second with the share of its training that is done. If the
+            training may end early there is no share; if nothing is trained, it is the share of the test.
 
     Attributes:
-        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
-        fitted: what strategies learned from training images, by all that it depends on.
+        trusted: strategies, with task and model, that passed the check for leaks.
+        fitted: results of `Strategy.fit`, by the hash of all that they depend on.
     """
 
     def __init__(self, setting: Setting, alone: bool = False, begin: OnBegin = lambda cells, share: None):
@@ -61,15 +61,15 @@ class Context:
         self._images: dict[str, torch.Tensor] = {}
 
     def draw(self, task: Task, cell: Cell) -> Data:
-        """Return the data of a cell, a copy of its own; the data drawn last are kept for the next cell that has them.
+        """Return a copy of a cell's data. The last drawn data are kept, for the next cell with the same data.
 
-        Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on
-        pictures. What is mapped from a file is not kept: a copy would have to read all of it. A task that draws from
-        torch's own generator gives each cell the same, too.
+        Drawing takes up to a quarter of the time of a short cell on tokens, and a twentieth of the time of a test on
+        pictures. Data mapped from a file are not kept, as a copy would read the whole file. torch's generator is seeded
+        too, so a task that draws from it also gives equal cells equal data.
         """
         if self._data is not None and self._draw == cell.draw:
             return copy.deepcopy(self._data)
-        self._data = None  # its memory, before there is more
+        self._data = None  # frees memory before the next draw
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
             data = task.draw(cell.n_train, cell.repetition, self.setting.locations)
@@ -81,10 +81,10 @@ class Context:
         return copy.deepcopy(data)
 
     def samples(self, split: Split, grid: tuple[int, int] | None, augmentation: Augmentation | None = None) -> Samples:
-        """Return a split as tensors on the device; images for which that has no room go there batch by batch.
+        """Return a split as tensors on the device. Images that do not fit there are moved batch by batch.
 
-        Images that are all that a file holds stay on the device for the next cell: what is in a file of pixels never
-        changes. On a CPU they are the file's pages.
+        Images that are the whole content of a mapped file stay on a GPU for the next cell, as files of pixels never
+        change. On a CPU images are not copied: they are the pages of the file.
         """
         device, inputs = self.setting.device, split.inputs
         file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
@@ -102,12 +102,12 @@ class Context:
                 if file:
                     self._images[file] = tensor
         labels, relevance = torch.from_numpy(np.ascontiguousarray(split.labels)).to(device), split.relevance_on(grid)
-        known = None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device)
-        return Samples(tensor, labels, known, augmentation)
+        mask = None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device)
+        return Samples(tensor, labels, mask, augmentation)
 
 
 def room(device: str) -> float:
-    """Return how many bytes the images of a split may have to be kept on a device."""
+    """Return the most bytes that images of a split may have to be kept on a device; 0 on a CPU."""
     if torch.device(device).type != "cuda":
         return 0.0
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -119,13 +119,12 @@ class Prepared:
     """A cell that is ready to be trained.
 
     Attributes:
-        actor: the strategy on this network, or None for one that spends no budget.
-        train, test, validation: the splits on the device; there may be none to validate on.
-        start: which trained weights it starts from.
-        teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
-            too is trained when it begins, without which it says nothing.
-        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
-            trained itself.
+        actor: the strategy on this network, or None if the strategy has no budget.
+        train, test, validation: the splits on the device; validation may be None.
+        start: the trained weights that the network starts from.
+        teacher: a copy of the initial network for a strategy that distils from it, otherwise None. It is also None if
+            the initial output layer is not trained, as its outputs then mean nothing.
+        outcome: the outcome of the training if the cell tests a network trained before, see `Training.outcome`.
     """
 
     cell: Cell
@@ -147,17 +146,17 @@ class Prepared:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """The dimensions that name the order of the training samples; every strategy has the same."""
+        """The dimensions that seed the order of the training samples. All strategies have the same order."""
         return "order", self.cell.task.name, self.cell.n_train, self.cell.repetition
 
     @property
     def in_training(self) -> Actor | None:
-        """What acts in training."""
+        """The actor in training, if any."""
         return None if self.cell.where == "test" else self.actor
 
     @property
     def in_test(self) -> Actor | None:
-        """What acts in the test."""
+        """The actor in the test, if any."""
         return None if self.cell.where == "train" else self.actor
 
 
@@ -165,7 +164,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     """Draw the data of a job's cell and build its network.
 
     Raises:
-        StrategyError, UnsupportedError, UserError: it cannot be done.
+        StrategyError, UnsupportedError, UserError: the cell cannot be run.
     """
     cell, strategy = job.cell, strategy_of(job, registry)
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
@@ -182,7 +181,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         start = model.start(network, task, context.setting.locations)
     else:
         same_task = cell.track == "tuned" or cell.init.task == cell.task
-        fresh = () if same_task else HEADS  # those of another task are not taken (Li et al. 2023)
+        fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)
         content = _put(network, context.setting.weights(cell.init.id), fresh, "first network")
         start = Start(hashlib.sha256(content).hexdigest(), head=same_task)
     network.module.to(context.setting.device)
@@ -206,7 +205,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
 
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
-    """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
+    """Draw the data, and split off validation data if the recipe asks for it and the task draws none."""
     data, recipe = context.draw(task, cell), task.recipe()
     check_items(task, len(data.test.labels))
     if recipe.validation and data.validation is None:
@@ -226,8 +225,8 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     """Return the job's strategy.
 
     Raises:
-        PluginError: it does not load any more.
-        StrategyError: it has another revision than the run began with.
+        PluginError: the strategy does not load any more.
+        StrategyError: its kind or revision differs from the job's.
     """
     for path in job.files:
         registry.load_file(Path(path))
@@ -240,17 +239,17 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
 
 
 def weights_file(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
-    """Return a file of a trained network's weights, which says what it began with and how its training came out."""
+    """Return the content of a safetensors file with a network's weights, and its start and outcome as metadata."""
     state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
     return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
 
 
 def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
-    """Put the weights of a file into the network; return what it began with, and how its training came out.
+    """Load the weights of a file into the network; return the name of the start and the outcome of the training.
 
     Raises:
-        NotReadyError: the file is missing or torn, or holds another network.
-        UserError: it says nothing of a training.
+        NotReadyError: the file is missing or damaged, or holds the weights of another network.
+        UserError: the metadata of the file do not describe a training.
     """
     _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
@@ -263,12 +262,10 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
 
 
 def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:
-    """Put the weights of a file into the network, but for those whose names begin so; return its content.
-
-    `label` is what an error calls them.
+    """Load the weights of a file into the network, except those with prefixes `fresh`; return the content of the file.
 
     Raises:
-        NotReadyError: the file is missing, torn, or holds the weights of another network.
+        NotReadyError: the file is missing or damaged, or holds the weights of another network.
     """
     again = "the same command makes it and goes on"
     try:
@@ -285,9 +282,9 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
 
 
 def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Actor | None:
-    """Return what acts on the network, or None for a strategy that spends no budget.
+    """Return the actor of a strategy on the network, or None if the strategy has no budget.
 
-    What it learns becomes a part of the network: it is trained, moved, kept and loaded as the network's own weights.
+    The strategy's modules become a part of the network: they are trained, moved, stored and loaded with its weights.
     """
     if not strategy.budgeted:
         return None
@@ -302,13 +299,12 @@ def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Acto
     actor = Actor(strategy, cell.budget, network.cost, network.grid, stream)
     if actor.learned:
         device = next(network.module.parameters()).device
-        learned = modules_of(actor).to(device)
-        network.module.add_module(LEARNED, learned)
+        network.module.add_module(LEARNED, modules_of(actor).to(device))
     return actor
 
 
 def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:
-    """Return how the training images are flipped and shifted, the same for every strategy, or None if they are not."""
+    """Return the augmentation of the training images, or None. All strategies have the same flips and shifts."""
     if not (recipe.flip or recipe.shift):
         return None
     assert network.grid is not None
@@ -318,22 +314,22 @@ def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, de
 
 
 def wants_images(actor: Actor) -> bool:
-    """Say whether a strategy looks at training images before it acts."""
+    """Return whether a strategy acts and fits on training images first."""
     return actor.strategy.fits() and actor.acts
 
 
 def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
-    """Fit an actor on training images of a cell, whose network is trained; return what a record is to say of it.
+    """Fit an actor on training images of a cell whose network is trained; return the note for the record.
 
-    The images are drawn from the training images alone, by seeds of the task, the number of these and the repetition.
+    The images are drawn from the training images only, seeded by task, number of training samples and repetition.
 
     Args:
-        cell: its images and its network.
-        actor: the strategy on this network.
-        fitted: what was learned before; other budgets that act in the same blocks learn the same.
+        cell: the cell.
+        actor: the strategy on the cell's network.
+        fitted: results of earlier fits, which this extends. Budgets that act in the same blocks share a result.
 
     Raises:
-        UserError: what the strategy did wrong, see `fit`.
+        UserError: the strategy's `fit` failed, see `training.fit.fit`.
         UnsupportedError: there are no training images.
     """
     strategy, train, spec = actor.strategy, cell.train, cell.cell
@@ -342,8 +338,8 @@ def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     dims = spec.task.name, spec.n_train, spec.repetition
     order = seeds.generator("fit", *dims).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    known = spec.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
-    key = digest([known, list(actor.keep), state_digest(cell.network.module.state_dict())])
+    identity = spec.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
+    key = digest([identity, list(actor.keep), state_digest(cell.network.module.state_dict())])
     if key in fitted:
         modules_of(actor).load_state_dict(fitted[key][0])
     else:

@@ -1,15 +1,15 @@
-"""Worker processes: the process that forks them, and how a run starts, asks, hears and ends them.
+"""Worker processes, the server process that forks them, and their messages.
 
-A fork that computes costs milliseconds where a fresh Python takes seconds to import torch, so the code of each
-third-party strategy can have a process of its own. The server has imported what workers need. It only imports: it runs
-no tensor operation, starts no thread and touches no device before it forks. Nothing imports `__main__`, so a run may be
-a script without a main guard, a notebook or standard input.
+A new Python process needs seconds to import torch; a fork of a server that has imported it needs milliseconds. So the
+code of each third-party strategy can have its own process. Before it forks, the server only imports modules: it runs no
+tensor operation, starts no thread and uses no device. Nothing imports `__main__`, so a run may be a script without a
+main guard, a notebook or standard input.
 
-The server takes requests on a socket, each with three descriptors: the worker's line to the run, a socket for its exit
-code, and its log. A worker is ended, with all that it has started, when it is over, when the run closes the socket of
-the code, or when the process ends that started the server, whose runs share it. On Linux whatever loses its parent
-becomes the server's child, so nothing that a strategy forks outlives it. Elsewhere there is no safe fork: there a
-server becomes the one worker that it is asked for.
+The server receives requests on a socket. Each request has three descriptors: the worker's line to the run, a socket for
+the worker's exit code, and its log. A worker and all its processes are ended when the worker exits, the run closes the
+socket of the exit code, or the process that started the server ends. On Linux, orphaned processes become children of
+the server, so it also ends what a strategy forked. Other systems have no safe fork. There, a server becomes the one
+worker that it is asked for.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from sparsebench.runner.devices import environment, variables
 
 M = TypeVar("M", bound=BaseModel)
 OnBegin = Callable[[Sequence[str], float], None]
-"""Told of the ids of cells that something begins for, and 0, or of one and the share of its training that is done."""
+"""Called with ids of cells and 0.0 when they begin, or with one id and the share of its training that is done."""
 FORKS = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PRELOADED = ("sparsebench.runner.run_cell", "sparsebench.plugin.registry", "sparsebench.tasks.shipped",
              "sparsebench.models.vits", "timm", "torchvision")  # fmt: skip
 PREFIX: list[str] = []
-"""What stands before the command of a server, such as that of a sandbox."""
+"""A prefix of the command that starts a server, e.g. that of a sandbox."""
 PATIENCE = 10.0
-"""Seconds to wait for processes that were killed: one that the kernel holds may take for ever."""
+"""Seconds to wait for killed processes. A process that the kernel holds may never end."""
 STARTER = 1.0
-"""Seconds between two looks whether who started the server is still there."""
+"""Seconds between two checks whether the process that started the server still runs."""
 START = 300.0
-"""Seconds that a server may take to load, on a file system that is slow."""
+"""Seconds that a server may take to load. Slow file systems need minutes."""
 LONGEST = 2**26
-"""Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
+"""Most bytes of a message. A strategy that finds the descriptor may write to it without end."""
 
 
 class Message(BaseModel):
-    """What a worker says. With nothing in it: it waits for cells.
+    """A message of a worker. An empty one says that the worker waits for cells.
 
     Attributes:
-        at: ids of the cells that the worker begins something with; several are trained in one program.
-        share: of the training of that one cell that is done; 0 where none is yet, or its end may come sooner.
-        record: of one of the cells it was given.
-        unfit: whether it takes no further cell, those it still has included.
+        at: ids of the cells that the worker now computes; several are trained in one program.
+        share: the share of the cell's training that is done; 0 when a cell begins.
+        record: the record of one of the worker's cells.
+        unfit: whether the worker exits now, without computing the rest of its cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,9 +78,9 @@ class Message(BaseModel):
 
 
 class Line(Connection):
-    """A worker's end of its line: what it is asked comes pickled by `recv`, what it answers goes as JSON.
+    """A worker's end of its line. It receives pickled requests by `recv` and sends JSON.
 
-    A strategy's code may answer in its place, so nothing that comes from a worker is unpickled.
+    A strategy's code may send messages too, so the run unpickles nothing that comes from a worker.
     """
 
     def __init__(self, descriptor: int):
@@ -88,14 +88,14 @@ class Line(Connection):
         self.pid = os.getpid()
 
     def say(self, message: BaseModel) -> None:
-        """Send a message, unless this is a copy that a strategy made of the process."""
+        """Send a message. In a fork that a strategy made, exit instead."""
         if os.getpid() != self.pid:
             os._exit(0)
         self.send_bytes(message.model_dump_json().encode())
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the numbers of the living processes below a process; on Linux only."""
+    """Return the ids of a process's running descendants; [] on other systems than Linux."""
     pids, parents = [], [pid]
     while parents:
         children = _children(parents.pop())
@@ -129,10 +129,10 @@ def _kill(pid: int) -> None:
 
 
 def serve(requests: socket.socket) -> None:
-    """Start workers as they are asked for until the other end is closed; then end them all."""
+    """Start workers on request until the other end of the socket is closed, then end them all."""
     starter, workers = os.getppid(), dict[int, tuple[int, socket.socket]]()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which ends a server that has no workers yet, see `_end_server`
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SIGTERM ends only a server that is still loading, see `_end_server`
     while True:
         waiting: list[Any] = [requests, *workers, *(status for _, status in workers.values())]
         ready = select.select(waiting, [], [], STARTER)[0]
@@ -148,12 +148,12 @@ def serve(requests: socket.socket) -> None:
 
 
 def _start(requests: socket.socket, workers: dict[int, tuple[int, socket.socket]]) -> bool:
-    """Fork a worker, and say its number; return whether one was asked for."""
+    """Fork a worker and send its process id; return False if the socket is closed instead."""
     request, descriptors, _, _ = socket.recv_fds(requests, 2**16, 3)
     if not request:
         return False
     line, status, log = descriptors
-    _print_to(log)  # a fork that fails says so there
+    _print_to(log)  # the error of a failed fork goes there
     server, pid = os.getpid(), os.fork()
     if pid == 0:
         os.setsid()
@@ -164,7 +164,7 @@ def _start(requests: socket.socket, workers: dict[int, tuple[int, socket.socket]
         for other in (requests.detach(), status, *workers, *(end.detach() for _, end in workers.values())):
             os.close(other)
         _become(request, line, log)
-    _print_to(0)  # which is the null device
+    _print_to(0)  # the null device
     os.close(line)
     os.close(log)
     workers[os.pidfd_open(pid)] = pid, socket.socket(fileno=status)
@@ -178,7 +178,7 @@ def _print_to(descriptor: int) -> None:
 
 
 def _become(request: bytes, line: int, log: int) -> None:
-    """Be a worker, whose line leads elsewhere than what strategies print and read."""
+    """Run a worker in this process. Strategies print to the log, not to the line."""
     spec = json.loads(request)
     os.environ.update(spec["environment"])
     _print_to(log)
@@ -189,10 +189,10 @@ def _become(request: bytes, line: int, log: int) -> None:
         importlib.import_module(spec["module"]).main(Line(line))
         code = 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except EOFError:  # its line was closed: it is done
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except EOFError:  # the run closed the line
         code = 0
-    except BaseException:  # nobody is there to raise it to
+    except BaseException:  # there is no caller
         sys.excepthook(*sys.exc_info())
     finally:
         with suppress(Exception):
@@ -202,10 +202,10 @@ def _become(request: bytes, line: int, log: int) -> None:
 
 
 def _end(pid: int, status: socket.socket, others: set[int]) -> None:
-    """End a worker, unless it is over, with all that it has started; say how it left.
+    """End a worker and all processes that it started; send its exit code.
 
-    What has left its session and lost its parent is a child of this process by then, as what others have left may be: a
-    process that a strategy means to go on beside it has no promise.
+    Orphaned processes outside the worker's session are children of this process by now. They are all ended, including
+    those of other workers: a strategy cannot rely on processes that it leaves behind.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -225,31 +225,31 @@ def _end(pid: int, status: socket.socket, others: set[int]) -> None:
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:
-    """Import the modules that workers need, and serve."""
+    """Import the modules that workers need, then serve requests."""
     requests = socket.socket(fileno=descriptor)
     requests.set_inheritable(False)
-    gc.disable()  # it would look through all that is imported again and again
+    gc.disable()  # collections during imports are slow and free nothing
     for name in modules:
         importlib.import_module(name)
-    environment()  # files are read, and nothing is computed
+    environment()  # cached for all workers; this reads files and computes nothing
     gc.enable()
     if not FORKS:
         request, (line, _, log), _, _ = socket.recv_fds(requests, 2**16, 3)
         requests.sendall(f"{os.getpid()}\n".encode())
         _become(request, line, log)
     gc.collect()
-    gc.freeze()  # pages that workers share stay shared
+    gc.freeze()  # workers do not write to shared pages when they collect garbage
     serve(requests)
-    os._exit(0)  # nothing is left to do, and the interpreter takes a third of a second to unload all that
+    os._exit(0)  # a normal exit of the interpreter takes a third of a second
 
 
 class Server:
-    """The process from which workers are forked; it is started when the first is, and anew if it is gone.
+    """The process that forks workers. It is started with the first worker, and again if it has ended.
 
-    It ends with all its workers when nobody has this object any more, or with this process.
+    It ends with all its workers when this object is deleted, or when this process ends.
 
     Args:
-        environment: its variables, and those of its workers.
+        environment: the environment variables of the server and its workers.
         python: the command that starts Python.
     """
 
@@ -259,22 +259,22 @@ class Server:
         self.close: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
-        """Let it load what workers need while its user does something else; the first that it starts waits for that."""
+        """Start to load the server in the background. The first call of `start` waits until it is loaded."""
         if FORKS:
             with self._lock:
                 self._load(subprocess.DEVNULL)
 
     def start(self, module: str, environment: Mapping[str, str], log: Path) -> Worker:
-        """Return a new worker, which calls the module's `main` with its `Line` to here.
+        """Return a new worker, which calls the `main` of a module with its `Line`.
 
         Args:
-            module: what is imported in it.
-            environment: its own variables.
-            log: where what it prints is added.
+            module: the module that the worker imports.
+            environment: additional environment variables.
+            log: the file to which the worker's output is appended.
 
         Raises:
-            UserError: the system refuses another process, or the log.
-            EOFError: there is none; the log may say why.
+            UserError: the system cannot start a process, or cannot write the log.
+            EOFError: the server ended; the log may say why.
         """
         request = {"module": module, "environment": dict(environment), "folder": os.getcwd()}
         try:
@@ -289,7 +289,7 @@ class Server:
                     socket.send_fds(requests, [json.dumps(request).encode()], descriptors)
                     if not (pid := requests.recv(64)):
                         raise EOFError
-                except BaseException:  # its next answer would be taken for that to the next request
+                except BaseException:  # a late answer must not be taken as the answer to the next request
                     self.close()
                     raise
                 return Worker(int(pid), Connection(line.detach()), status.dup(), log)
@@ -299,7 +299,7 @@ class Server:
             raise UserError(f"a worker process with log {log} cannot be started: {error.strerror or error}") from error
 
     def _load(self, log: int) -> socket.socket:
-        """Start the process unless there is one that can start workers; return where it is asked for them."""
+        """Start the server unless it runs; return the socket for requests."""
         if self._running is not None and self._running[0].poll() is None:
             return self._running[1]
         self.close()
@@ -320,10 +320,10 @@ class Server:
 def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
     """End a server and all its workers."""
     requests.close()
-    process.terminate()  # while it loads; later it ends as the socket is closed, once its workers have ended
+    process.terminate()  # ends a server that is still loading; one that serves ends as the socket is closed
     try:
         process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:  # it was stopped, say; its workers end with it
+    except subprocess.TimeoutExpired:  # e.g. it was stopped by SIGSTOP; its workers end with it
         process.kill()
         process.wait()
 
@@ -334,7 +334,7 @@ def _server(environment: tuple[tuple[str, str], ...], python: tuple[str, ...], p
 
 
 def server() -> Server:
-    """Return the server of this process: what it has imported serves all runs that would start one like it."""
+    """Return the server of this process. Runs with the same environment variables share it."""
     return _server(tuple(variables().items()), (*PREFIX, sys.executable), os.getpid())
 
 
@@ -347,39 +347,42 @@ class Worker:
         self._mark = 0
 
     def ask(self, item: object) -> None:
-        """Give it something to work on. If it is gone, `answer` will say so."""
+        """Send a request. If the worker has ended, `answer` raises EOFError."""
         with suppress(OSError):
             self._mark = self.log.stat().st_size
         with suppress(OSError):
             self._line.send(item)
 
     def answer(self, seconds: float, kind: type[M]) -> M | None:
-        """Return its next message, of that kind, or None if there is none in that time.
+        """Return the worker's next message, or None if none comes in time.
 
         Raises:
-            EOFError: it is gone.
-            ValueError: what came is no message.
+            EOFError: the worker has ended.
+            ValueError: the data are not a message of this kind.
         """
         try:
             data = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
         except OSError as error:
-            if self._line.readable:  # it ended, if in the middle of a message
+            if self._line.readable:  # the worker ended, maybe in the middle of a message
                 raise EOFError from error
-            raise ValueError(str(error)) from error  # a message that is too long, after which none is read
+            raise ValueError(str(error)) from error  # the message was too long, and recv_bytes has closed the line
         try:
             return None if data is None else kind.model_validate_json(data)
         except ValueError:
             raise ValueError(repr(data)[:60]) from None
 
     def last_words(self) -> str:
-        """Return the end of what it printed since it was last given something."""
+        """Return the end of what the worker printed since the last request."""
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(max(self._mark, file.seek(0, os.SEEK_END) - 4000))
             return file.read().decode(errors="replace")
         return ""
 
     def end(self, patience: float = 0.0) -> int:
-        """End it, with all that it has started, unless it ends by itself in time; return how it left."""
+        """Wait until the worker ends, or end it and all its processes after `patience` seconds; return its exit code.
+
+        The code is 0 if the worker was ended here.
+        """
         if self._exit_code is None:
             code = self._code(patience)
             if code is None:
@@ -391,7 +394,7 @@ class Worker:
         return self._exit_code
 
     def _code(self, seconds: float) -> int | None:
-        """Return how it left, None where it does not in time; if the server was killed, so was the worker."""
+        """Return the worker's exit code, or None if it does not end in time. If the server is gone, it is -SIGKILL."""
         if not select.select([self._status], [], [], seconds)[0]:
             return None
         with suppress(OSError):
@@ -399,7 +402,7 @@ class Worker:
         return -signal.SIGKILL
 
     def cut(self) -> None:
-        """Have it ended with all that it has started, and do not wait."""
+        """Ask the server to end the worker and all its processes, without waiting."""
         with suppress(OSError):
             self._status.shutdown(socket.SHUT_WR)
         if not FORKS:
@@ -408,7 +411,7 @@ class Worker:
 
 
 def exit_text(code: int) -> str:
-    """Return an exit code in words, which go on after "the worker"."""
+    """Return an exit code in words, to be put after "the worker"."""
     if code == 0:
         return "left the process with 0, or closed the line of its answers"
     if code > 0:
@@ -419,11 +422,11 @@ def exit_text(code: int) -> str:
 
 
 def memory_over(pids: Sequence[int], limit: float) -> int:
-    """Return the bytes that processes hold together and nobody can take from them if these are more than a limit, or 0.
+    """Return the bytes of memory that processes hold together if they are more than a limit, otherwise 0.
 
-    That is what was allocated, in memory or swapped out, without the pages of files, which the kernel may drop; what
-    several share is counted once. It is what Linux says, 0 elsewhere. What is quickly known, with files and with what
-    they share, is never less: only if that is over the limit are all pages looked at.
+    This counts allocated memory, including swapped memory. Pages of files are not counted, as the kernel can drop them.
+    Shared memory is counted once. It is 0 on other systems than Linux. The exact count is slow, so it is made only if
+    an upper bound, which includes files and counts shared memory for each process, exceeds the limit.
     """
     if sum(_sum(pid, "status", "VmRSS", "VmSwap") for pid in pids) <= limit:
         return 0
@@ -432,21 +435,18 @@ def memory_over(pids: Sequence[int], limit: float) -> int:
 
 
 def forget_peak() -> None:
-    """Begin to look anew for the most that this process holds."""
+    """Reset the peak memory of this process."""
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")
 
 
 def peak() -> int:
-    """Return the most bytes of memory that this process has had since, the pages of files included; 0 if unknown."""
+    """Return this process's peak memory in bytes since the reset, including pages of files; 0 if unknown."""
     return _sum(os.getpid(), "status", "VmHWM")
 
 
 def _sum(pid: int, name: str, *keys: str) -> int:
-    """Return the sum of some lines of /proc/PID/NAME in bytes; 0 if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8") as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-    except OSError:
-        return 0
+    """Return the sum of some lines of /proc/PID/NAME in bytes; 0 if the process has ended."""
+    text = _read(f"/proc/{pid}/{name}").decode(errors="replace")
+    lines = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
     return 1024 * sum(int(lines[key].split()[0]) for key in keys if key in lines)

@@ -1,4 +1,4 @@
-"""How far a run is: the file in its folder that says so, and the bar in a terminal or a notebook."""
+"""Progress of a run: a status file in its folder, and a progress bar in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ if TYPE_CHECKING:
     from sparsebench.records.record import Record
 
 EVERY = 1.0
-"""Seconds between two writings."""
+"""Seconds between two updates of the status file."""
 DEAD = 60.0
-"""Seconds after which a run that has written nothing is held for dead."""
+"""Seconds without an update after which a run counts as dead."""
 OFTEN = 0.2
-"""Seconds between two drawings of the bar."""
+"""Seconds between two updates of the bar."""
 QUIET = 1.0
-"""Seconds for which what is quiet is not shown."""
+"""Seconds for which a quiet bar stays hidden."""
 GOOD = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
 LINE = 60.0
-"""Seconds between two lines, where what is shown goes to a file."""
+"""Seconds between two lines if the output is a file."""
 
 
 class Underway(BaseModel):
-    """The file.
+    """The content of a status file.
 
     Attributes:
-        updated: when it was written, in seconds since 1970; `since` when the longest cell at work was begun.
-        left, running: by strategy the number of cells without a record, those that are run included; of cells that run.
-        done: how much of the cells that run is done, in cells.
-        seconds: how long what is left takes; None while nothing says so.
+        updated: when the file was written, in seconds since 1970.
+        since: when the running cell that began first began, in seconds since 1970.
+        left: the number of cells without a record, by strategy; running cells included.
+        running: the number of running cells, by strategy.
+        done: the sum of the shares of running cells that are done.
+        seconds: the expected seconds until the end of the run; None if unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,7 +64,7 @@ class Underway(BaseModel):
 
     @property
     def alive(self) -> bool:
-        """Whether it was written lately, and, on this machine, by a process that is still there."""
+        """Whether the file was written lately. On the same machine its process must also exist."""
         try:
             if self.host == socket.gethostname():
                 os.kill(self.pid, 0)
@@ -77,13 +79,13 @@ class Underway(BaseModel):
 def beat(
     out: Path, expected: Expected, workers: int, tell: Callable[[Underway], None] = lambda now: None
 ) -> Iterator[None]:
-    """Keep the file of a run up to date for a while, in a thread, and remove it then.
+    """Update the status file of a run in a thread, and remove it at the end.
 
     Args:
         out: the run's folder.
-        expected: says which cells the run has still to do.
-        workers: its worker processes.
-        tell: called with what was written, and with how it is at the end.
+        expected: the cells that are left, and the time that they take.
+        workers: the number of worker processes.
+        tell: called with each written status and with the last status.
     """
     path, over = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json", threading.Event()
 
@@ -102,7 +104,7 @@ def beat(
     def write_on() -> None:
         while not over.is_set():
             now = state()
-            with suppress(UserError):  # the run itself will say that the folder cannot be written
+            with suppress(UserError):  # if the folder cannot be written, the run itself reports it
                 files.write_whole(path, now.model_dump_json().encode())
             tell(now)
             over.wait(EVERY)
@@ -122,33 +124,33 @@ def beat(
 
 
 def underway(out: Path) -> dict[Path, Underway]:
-    """Return what the runs of a folder say of themselves, by file; one that was killed is silent and not alive."""
+    """Return the statuses of a folder's runs, by file. A killed run leaves a file that is not `alive`."""
     runs = {}
     for path in files.files_in(out / "underway", ".json"):
-        with suppress(OSError, ValueError):  # it is gone, or torn
+        with suppress(OSError, ValueError):  # the file is gone or damaged
             runs[path] = Underway.model_validate_json(path.read_bytes())
     return runs
 
 
 def clear(out: Path) -> None:
-    """Remove what runs of a folder have left that were killed: who runs there now goes on with their cells."""
+    """Remove the status files of a folder's killed runs. The current run computes their cells."""
     for path, run in underway(out).items():
         if not run.alive:
             path.unlink(missing_ok=True)
-    with suppress(OSError):  # others are under way, or there is none
+    with suppress(OSError):  # other runs have files there, or the folder does not exist
         (out / "underway").rmdir()
 
 
 @dataclass(eq=False)
 class Callbacks:
-    """Who is told of a run.
+    """Functions that are called during a run.
 
     Attributes:
         on_plan: called with the plan and the number of workers before the first cell starts.
         on_record: called with each stored record.
-        on_beat: called about every second, in a thread, with how far the run is.
-        on_stop: called, in a signal handler, at the first Ctrl-C.
-        on_pictures: called with how far pictures are that are looked at before, see `sources.cache.Tell`.
+        on_beat: called about every second with the status, in a thread.
+        on_stop: called at the first Ctrl-C, in a signal handler.
+        on_pictures: called while pictures are listed or decoded before the first cell, see `sources.cache.Tell`.
     """
 
     on_plan: Callable[[Plan, int], None] = lambda plan, workers: None
@@ -162,9 +164,9 @@ SILENT = Callbacks()
 
 
 class Progress(Callbacks):
-    """A bar with the time left as the run says it of itself, see `Underway`; it moves also between records.
+    """A progress bar of a run, with the expected time. It also moves between records.
 
-    In a file it is a line a minute. As a context it ends the bar.
+    If the output is a file, this prints a line per minute instead. Used as a context, it closes the bar.
 
     Args:
         out: the run's folder.
@@ -185,7 +187,10 @@ class Progress(Callbacks):
         self.due = self.began + (QUIET * quiet if self.live else LINE)
 
     def _draw(self, done: float, text: str, left: str, last: str = "") -> None:
-        """Draw the bar, not too often, or print a line once a minute; both at the end, unless it was quiet so far."""
+        """Update the bar every OFTEN seconds and at the end, or print a line per minute and one at the end.
+
+        At the end nothing appears if the bar is quiet and still hidden.
+        """
         from tqdm import tqdm
 
         now = time.monotonic()
@@ -204,10 +209,7 @@ class Progress(Callbacks):
             self._close()
 
     def pictures(self, text: str, done: int, total: int) -> None:
-        """Show how far pictures are that are looked at before the first cell.
-
-        What is done with them is said first; where that is "", it is quiet.
-        """
+        """Show the progress of listing or decoding pictures. `text` is printed first; if it is "", the bar is quiet."""
         if done == 0:
             if text:
                 click.echo(text, err=True)
@@ -216,7 +218,7 @@ class Progress(Callbacks):
         self._draw(done, f"{done}/{total} pictures", time_of(left))
 
     def begin(self, plan: Plan, workers: int) -> None:
-        """Say what is to do, and how long that is expected to take if anything is known."""
+        """Print the number of cells to run, and the expected time if known."""
         if not plan.todo:
             heads = [plan.heads[job.cell.id] for job in plan.jobs if job.cell.id in plan.heads]
             failed = sum(head.status not in GOOD for head in heads)
@@ -232,11 +234,11 @@ class Progress(Callbacks):
         self._open(len(plan.todo))
 
     def step(self, record: Record) -> None:
-        """Say at once, above the bar, why a cell has no result."""
+        """Print above the bar why a cell failed."""
         good = record.status in GOOD
         self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
         reason = record.failure.reason if record.failure is not None else record.status
-        if not good and (record.label, reason) not in self.failures:  # once for all cells with the same reason
+        if not good and (record.label, reason) not in self.failures:  # print each reason once for a strategy
             self.failures.add((record.label, reason))
             logs = f"; logs: {self.out / 'logs'}" if (self.out / "logs").is_dir() else ""
             if self.bar is not None:
@@ -246,14 +248,14 @@ class Progress(Callbacks):
         self.then(record)
 
     def beat(self, now: Underway) -> None:
-        """Show how many cells are done, with the shares of those under way, and the time gone and left."""
+        """Show the number of finished cells, with shares of running cells, and the elapsed and remaining time."""
         if self.total:
             done = self.total - sum(now.left.values())
             self._draw(done + now.done, f"{done}/{self.total} cells", time_of(now.seconds), self.last)
 
     def stopping(self) -> None:
-        """Say what the first Ctrl-C does; in a signal handler, so without the buffers that it may interrupt."""
-        os.write(2, b"\nstopping when the cells under way are done; Ctrl-C again stops now\n")
+        """Print what the first Ctrl-C does. A signal handler must not use buffered output, which it may interrupt."""
+        os.write(2, b"\nstopping when the running cells are done; Ctrl-C again stops now\n")
 
     def _close(self) -> None:
         self.total = 0
@@ -266,12 +268,12 @@ class Progress(Callbacks):
 
     def __exit__(self, kind: type[BaseException] | None, *_about: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            click.echo(f"\nstopped; what is done is kept in {self.out}: the same command goes on from there", err=True)
+            click.echo(f"\nstopped; finished cells are stored in {self.out}; the same command continues", err=True)
         self._close()
 
 
 def remedy(statuses: Iterable[str]) -> str:
-    """Return, of the statuses of cells without a result, how many there are and which command tries them again."""
+    """Return a text that counts the cells without a result by status, and names the command that tries them again."""
     counts = Counter(statuses)
     text = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     command = "the same command" + " with --rerun failed" * (counts.keys() != {"skipped"})
@@ -279,15 +281,15 @@ def remedy(statuses: Iterable[str]) -> str:
 
 
 def in_a_notebook() -> bool:
-    """Say whether the program is a notebook's."""
+    """Return whether this process is a notebook's kernel."""
     return "ipykernel" in sys.modules
 
 
 def time_of(seconds: float | None, about: str = "") -> str:
-    """Return how long something takes, for people; after `about` where that is known."""
+    """Return a time as text, with `about` in front, or "unknown time"."""
     return "unknown time" if seconds is None else f"{about}{clock(math.ceil(seconds))}"
 
 
 def clock(seconds: float) -> str:
-    """Return minutes:seconds."""
+    """Return seconds as minutes:seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,9 +1,9 @@
-"""From a trained cell to what its record says of it."""
+"""Measuring a trained cell: the metrics, samples, outcomes and notes of its record."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -40,27 +40,27 @@ from sparsebench.training.loop import (
 from sparsebench.training.steps import Samples, Steps
 
 TOGETHER = 256
-"""Disturbed images in one forward pass, or fewer where the device has no memory for them."""
+"""Most images with a discarded token in one forward pass. It is halved until the device has enough memory."""
 FEWEST_TIMED = 4
-"""Batches of a test whose median time counts; where it has fewer, a batch is timed on its own."""
+"""Fewest batches of a test whose median time is used. If the test has fewer, one batch is timed repeatedly."""
 ASKED_TWICE = 50
-"""Test items that are asked again with the labels and masks of others, where it is looked for leaks."""
+"""Test items in the check for leaks, which are tested twice."""
 MISPLANNED = 0.02
-"""How far the MACs of the token counts that were planned may be from the planned ones before a record says so."""
+"""A record notes a larger relative difference of actual and planned MACs if the token counts are as planned."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
-Stays = list[tuple[int, Tensor]]
-"""Each block in which tokens left, with the (B, M) patches that stayed, in rising order."""
+Script = list[tuple[Site, int, Tensor]]
+"""For each place where tokens are removed, in the network's order: site, block, (B, M) kept patches in rising order."""
 
 
 class Watch:
-    """Called after each step of a cell's training, looks every few of them, at first before the first step.
+    """Measures at intervals during a cell's training, first before the first step. It is called after each step.
 
     Attributes:
-        looks: steps done at each look.
-        seen: at each, the mean test loss, the test accuracy, and what the network shows of itself.
+        looks: the number of finished steps at each measurement.
+        seen: at each measurement the mean test loss, the test accuracy, and the values of the network's `observe`.
 
     Raises:
-        UnsupportedError: the network shows nothing.
+        UnsupportedError: the network has no `observe`.
     """
 
     def __init__(self, cell: Prepared, steps: Steps):
@@ -74,13 +74,13 @@ class Watch:
         self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
-        """Look, if it is time to."""
+        """Measure if it is due."""
         if step % self.cell.recipe.watch == 0:
             self.look(step)
 
     @torch.no_grad()
     def look(self, step: int) -> None:
-        """Measure after that many steps, unless that was done."""
+        """Measure after a number of steps, unless it was already done."""
         if self.looks and self.looks[-1] == step:
             return
         self.steps.store()
@@ -98,7 +98,7 @@ class Watch:
             self.seen.setdefault(name, []).append(value)
 
     def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
-        """Return the steps done at the first look at which loss and accuracy are a success, or None."""
+        """Return the number of steps at the first successful measurement, or None."""
         looks = zip(self.looks, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
         return next((step for step, loss, accuracy in looks if success(loss, accuracy)), None)
 
@@ -110,24 +110,24 @@ def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Spli
 
 
 Influences = tuple[np.ndarray, np.ndarray]
-"""(n, N) of `influences`, and the (n,) class numbers with all tokens that the strategy lets through."""
+"""The (n, N) influences of tokens, and the (n,) predicted classes of the undisturbed network."""
 
 
 def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> Influences | None:
-    """Return z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
+    """Return z = |p - p^(-k)| for each token k of the first n samples, or None if it is not defined.
 
-    p is the probability of the class that the network predicts, with all tokens that the strategy lets through, and
-    p^(-k) that of the same class with token k discarded after the position embedding (arXiv 2509.04009, where only
-    images that are classified rightly count: `predicted` says which). The strategy does not choose anew without it:
-    the same patches leave at the same blocks. A token that it removes before the first block has z = 0. It can be told
-    of strategies that keep or remove tokens, as many of each image, and do not fuse, merge or mix any.
+    p is the probability of the predicted class, with all tokens that the strategy keeps. p^(-k) is the probability of
+    the same class if token k is discarded after the position embedding (arXiv 2509.04009; there only correctly
+    classified images count). The strategy does not select again without the token: the same patches are removed in the
+    same blocks. A token that is removed before the first block has z = 0. z is defined for strategies that only keep or
+    remove tokens, the same number for each image, and do not fuse, merge or mix them.
     """
     return halving(TOGETHER, lambda together: _in_batches(network, actor, samples, n, together))
 
 
 @torch.no_grad()
 def _in_batches(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
-    """Return what `influences` does, with at most `together` images in one forward pass."""
+    """Compute `influences` with at most `together` images in one forward pass."""
     network.module.eval()
     influences, predicted = [], []
     for rows in samples.items[:n].split(min(BATCH, together)):
@@ -136,64 +136,58 @@ def _in_batches(network: Network, actor: Actor | None, samples: Samples, n: int,
         if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
             return None
         site = "input" if acting is None else acting.site
-        stays = [(decision.block, decision.after.sort(dim=1).values) for decision in decisions]  # as a Replay has them
-        influences.append(_influences(network, samples, rows, outputs, site, stays, together))
+        script: Script = [(site, decision.block, decision.after.sort(dim=1).values) for decision in decisions]
+        influences.append(_influences(network, samples, rows, outputs, script, together))
         predicted.append(outputs.argmax(dim=1))
     return torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy()
 
 
 def _influences(
-    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: Stays, together: int
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, script: Script, together: int
 ) -> Tensor:
-    """Return (B, N) z of the samples `rows`, given the outputs of the undisturbed network and what stayed in it."""
+    """Return the (B, N) z of the samples `rows`, given the outputs and the script of the undisturbed network."""
     p, predicted = outputs.softmax(dim=1).max(dim=1)
     B, N = len(rows), network.cost.tokens
     z = p.new_zeros(B, N)
     tokens = torch.arange(N, device=rows.device).expand(B, N)
-    places: list[tuple[Site, int, Tensor]] = [(site, block, after) for block, after in stays]
-    if site != "input" or not stays:
-        places.insert(0, ("input", 0, tokens))
-    # Images that lose token k at the same place have as many tokens everywhere, and so go together.
-    counts = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(tokens))
-    for seen in range(1, len(places) + 1):
-        for pairs in (counts == seen).nonzero().split(together):
+    if not script or script[0][0] != "input":
+        script = [("input", 0, tokens), *script]
+    # Images in which token k stays at equally many places have equal token counts, so they form a batch.
+    counts = sum((patches_in(stay, N).long() for _, _, stay in script), start=torch.zeros_like(tokens))
+    for count in range(1, len(script) + 1):
+        for pairs in (counts == count).nonzero().split(together):
             image, token = pairs.unbind(dim=1)
-            script = []
-            for place, (where, block, stay) in enumerate(places):
-                stayed = stay[image]
-                if place < seen:  # (R, M - 1): without the one token of each row
-                    stayed = stayed[stayed != token[:, None]].reshape(len(stayed), -1)
-                script.append((where, block, stayed))
-            disturbed = network(samples.take(rows[image]), Replay(N, script)).softmax(dim=1)
-            z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
+            disturbed: Script = []
+            for place, (site, block, stay) in enumerate(script):
+                kept = stay[image]
+                if place < count:  # (R, M - 1): without the one token of each row
+                    kept = kept[kept != token[:, None]].reshape(len(kept), -1)
+                disturbed.append((site, block, kept))
+            probabilities = network(samples.take(rows[image]), Replay(N, disturbed)).softmax(dim=1)
+            z[image, token] = (p[image] - probabilities.gather(1, predicted[image, None])[:, 0]).abs()
     return z
 
 
 class Replay(Pass):
-    """A pass in which given patches leave at given places: what was chosen before, or what a measurement takes away.
-
-    Args:
-        N: patches at the input.
-        script: (site, block, (B, M) patches that stay, in rising order) for each place, in the network's order.
-    """
+    """A pass that removes the patches of a script from N patches at the input."""
 
     requires = frozenset()
     weighs_sizes = ragged = masked = learns = reads_out = False
     whole = True
     own_macs, resting, previous = 0.0, 0, None
 
-    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
+    def __init__(self, N: int, script: Script):
         self.script, self.requested = list(script), set()
         stay = self.script[0][2]
         self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
         self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
 
     def acts_at(self, site: Site, block: int) -> bool:
-        """See `Pass.acts_at`: here the same number may stay."""
+        """See `Pass.acts_at`. A place where all tokens stay counts too."""
         return bool(self.script) and self.script[0][:2] == (site, block)
 
     def decide(self, block: int, fields: Fields) -> Plan:
-        """See `Pass.decide`: the plan is the next of the script."""
+        """Return the next plan of the script, see `Pass.decide`."""
         _, _, stay = self.script.pop(0)
         plan = Keep(torch.searchsorted(self.index, stay))
         self.index, self.sizes = stay, sizes_after(plan, self.sizes)
@@ -201,13 +195,13 @@ class Replay(Pass):
 
 
 def check_leaks(cell: Prepared, batch: int) -> None:
-    """Ask some test samples twice, the second time with labels and masks of others: the same must come out.
+    """Test some samples twice, the second time with labels and masks of other samples, and compare the results.
 
-    They are exchanged in place, so that whoever looks for them, by whatever way, comes upon these. An oracle, which is
-    given masks, has its own. Random states are afterwards as before.
+    Labels and masks are exchanged in place, so code that finds them in any way gets the exchanged ones. The masks of an
+    oracle, which may read them, are not exchanged. Random states are restored.
 
     Raises:
-        StrategyError: what comes out depends on labels or masks.
+        StrategyError: kept tokens or predictions depend on labels or masks.
     """
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
     if actor is None:
@@ -218,14 +212,14 @@ def check_leaks(cell: Prepared, batch: int) -> None:
     with seeds.global_states_kept():
         first = evaluate(network, actor, few, recipe, batch)
     with seeds.global_states_kept(), _exchange(samples.labels, mask):
-        others = evaluate(network, actor, few, recipe, batch)
+        second = evaluate(network, actor, few, recipe, batch)
     n = len(few.items)
-    if kept := (others.kept != first.kept).any(axis=1).sum():
+    if kept := (second.kept != first.kept).any(axis=1).sum():
         raise StrategyError(
             f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
             "oracle may, or does not choose the same twice"
         )
-    if predicted := (others.predicted != first.predicted).sum():
+    if predicted := (second.predicted != first.predicted).sum():
         raise StrategyError(
             f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
             "knows the labels, or does not do the same twice"
@@ -234,9 +228,10 @@ def check_leaks(cell: Prepared, batch: int) -> None:
 
 @contextmanager
 def _exchange(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
-    """Give every sample the label (n,) and the mask (n, N) of another; of another class where there are enough.
+    """Give each sample the label (n,) and the mask (n, N) of another sample, of another class if possible.
 
-    Masks may be alike in all samples, and so have their tokens in reverse order, too. All is put back afterwards.
+    Masks also get their tokens in reverse order, as all samples may have equal masks. Everything is restored at the
+    end.
     """
     order = labels.argsort(stable=True)
     rows = torch.empty_like(order)
@@ -254,7 +249,7 @@ def _exchange(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
 
 
 class Result:
-    """What is filled in while a cell runs."""
+    """The results of a cell, filled while it runs. The attributes are fields of its record."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, Metric] = {}
@@ -272,19 +267,19 @@ def measure(
     result: Result, cell: Prepared, trained: dict[str, float], batch: int | None = None,
     *, leaks: bool = True, on_done: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Add all that is measured on the trained network.
+    """Test the trained network of a cell and add all measurements to the result.
 
     Args:
-        result: to which it is added.
+        result: the result to fill.
         cell: the cell.
-        trained: how its training came out.
-        batch: how many test items are tried at a time; None for `first_batch`.
-        leaks: whether it is looked whether answers depend on labels or masks.
-        on_done: called during the test with how many items are done.
+        trained: the outcome of the training.
+        batch: the test batch size to try first; None for `first_batch`.
+        leaks: whether to check that results do not depend on labels or masks.
+        on_done: called during the test with the number of finished items.
 
     Raises:
-        DivergedError: its weights or its test loss are not finite.
-        StrategyError: what comes out depends on labels or masks.
+        DivergedError: the weights or the test loss are not finite.
+        StrategyError: kept tokens or predictions depend on labels or masks.
     """
     network, recipe = cell.network, cell.recipe
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
@@ -317,7 +312,7 @@ def measure(
 
 
 def _calibrate(result: Result, cell: Prepared) -> None:
-    """Let an adaptive strategy spend what was asked for, as far as training images can tell."""
+    """Calibrate an adaptive strategy on training images, if any, so that it spends the budget."""
     actor = cell.in_test
     if actor is None or not actor.strategy.adaptive:
         return
@@ -329,20 +324,20 @@ def _calibrate(result: Result, cell: Prepared) -> None:
 
 @torch.no_grad()
 def add_watch(result: Result, watch: Watch, steps: int) -> None:
-    """Add what was seen while training, to the last step, and what the network keeps of its trained weights."""
+    """Measure after the last step; add the measurements made during training, and the network's `trained_values`."""
     watch.look(steps)
     n = len(watch.cell.test.labels)
     result.samples["watched_steps"] = tuple(map(float, watch.looks))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
-    kept = watch.network.trained_values(watch.first, _look(watch.cell.test, None))
-    result.samples |= {f"trained_{name}": values for name, values in kept.items()}
+    trained = watch.network.trained_values(watch.first, _look(watch.cell.test, None))
+    result.samples |= {f"trained_{name}": values for name, values in trained.items()}
     for name, unit in watch.network.shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
     result.add("iterations", watch.iterations(watch.cell.task.success), n)
 
 
 def _add_validation(result: Result, cell: Prepared) -> None:
-    """Add the validation accuracy of the weights that are tested."""
+    """Add the validation accuracy of the tested weights, and that of the worst group."""
     split = cell.data.validation
     if split is None or cell.validation is None:
         return
@@ -354,15 +349,16 @@ def _add_validation(result: Result, cell: Prepared) -> None:
 
 
 def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
-    """Add accuracy, loss, success, group metrics, what the task declares, and each item's outcome.
+    """Add accuracy, loss, success, group metrics, the task's own metrics, and the outcome of each item.
 
     Raises:
-        UserError: the task returns a metric that is not declared or there already, or what is no finite number.
+        UserError: the task returns a metric that is not declared, that exists already, or that is infinite or not a
+            number.
     """
-    test, groups_ = data.test, data.group_names
+    test, group_names = data.test, data.group_names
     items = replace(evaluation, labels=test.labels, groups=test.groups, foregrounds=test.foregrounds)
-    sizes = np.bincount(data.train.groups, minlength=len(groups_))
-    result.metrics |= scores(items, len(data.classes), groups_, sizes.tolist())
+    sizes = np.bincount(data.train.groups, minlength=len(group_names))
+    result.metrics |= scores(items, len(data.classes), group_names, sizes.tolist())
     if task.recipe().loss == "cross-entropy":
         result.add("p_label", items.p_label, len(items.labels))
     for name, success in task.successes(items.loss, items.accuracy).items():
@@ -381,7 +377,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
 
 
 def _unit_of(task: Task, name: str) -> str:
-    """Return the unit that a task declares of a metric."""
+    """Return the unit that a task declares for a metric."""
     units = {kind.name: kind.unit for kind in task.metrics}
     if name not in units:
         raise UserError(
@@ -392,9 +388,9 @@ def _unit_of(task: Task, name: str) -> str:
 
 
 def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> None:
-    """Add how well the tokens that matter were found: at the end, and by block where there is more than one.
+    """Add precision, recall and AUROC of the selection of relevant tokens: at the end, and by block if several.
 
-    It is not measured where nobody knows which those are.
+    They are None if the relevant tokens are unknown.
     """
     if cell.test.relevance is None:
         for name in SELECTION:
@@ -412,10 +408,10 @@ def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> No
 
 
 def _add_spuriosity(result: Result, cell: Prepared) -> None:
-    """Add the token spuriosity indices over those of the first images that are classified rightly, if they are wanted.
+    """Add the token spuriosity indices, if the task measures them: with the strategy, and without it (`_dense`).
 
-    With the strategy they are those that the network gets right as it is tested, with nothing acting (`_dense`) those
-    that it gets right so: the two may be others. There is no value where it gets none right.
+    Each is computed over those of the first images that the network then classifies correctly, so the two may be of
+    different images. The value is None if there is no such image.
     """
     network, actor, samples = cell.network, cell.in_test, cell.test
     if not isinstance(cell.task, PictureTask) or not cell.task.spuriosity or samples.relevance is None:
@@ -434,7 +430,7 @@ def _add_spuriosity(result: Result, cell: Prepared) -> None:
 
 
 def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
-    """Add the MACs of the realised trajectory, of the dense model, and of what was asked for in the test."""
+    """Add the realised MACs, the dense MACs and the planned share of the dense MACs."""
     cost, n = network.cost, len(evaluation.predicted)
     full = cost.dense()
     steps = evaluation.steps or full
@@ -456,7 +452,7 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
 def _add_timing(
     result: Result, network: Network, actor: Actor | None, samples: Samples, evaluation: Evaluation
 ) -> None:
-    """Add how quick the test was; where it had too few batches to tell, one is timed on its own."""
+    """Add the speed of the test. If it had too few batches, one batch is timed repeatedly."""
     batch, seconds = evaluation.batch, evaluation.seconds
     if len(seconds) < FEWEST_TIMED:
         batch, seconds = seconds_per_batch(network, actor, samples, batch)

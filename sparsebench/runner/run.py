@@ -1,4 +1,4 @@
-"""A run: cells minus what the store has, through an engine, into the store; and what it writes beside records."""
+"""A run: an engine computes the missing cells of a request, and their records and manifests are stored."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from sparsebench.tasks.sources.files import known_contents
 log = logging.getLogger(__name__)
 
 CUT_SHORT = ("crashed", "timeout", "oom")
-"""Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
+"""Statuses of cells whose computation was ended. When they run again, they continue from their checkpoints."""
 BAD = 5
-"""Pictures that cannot be read of which the names are kept."""
+"""Most names of unreadable pictures that are stored."""
 
 
 def run(
@@ -52,20 +52,20 @@ def run(
     callbacks: Callbacks = SILENT,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
-    """Run what a folder lacks of a request, and return the plan.
+    """Run the cells of a request that a folder lacks, and return the plan.
 
     Args:
-        request: which cells.
+        request: the requested cells.
         files: the pictures and weights.
-        execution: how they are run.
-        registry: from which strategies come.
+        execution: how cells are run.
+        registry: the strategies, tasks, models and observers.
         out: the run's folder.
-        callbacks: who is told.
-        prior: says how many seconds a cell takes of whose kind the folder has no record.
+        callbacks: functions that are called during the run.
+        prior: returns the expected seconds of a cell, used if the folder has no record of its kind.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
-        KeyboardInterrupt: it was stopped; what is done is stored.
+        KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
     begin(execution, out)
     with telling(callbacks.on_pictures):
@@ -75,7 +75,7 @@ def run(
 
 
 def begin(execution: Execution, out: Path) -> None:
-    """Let workers load what they need, while something else is done, if a folder is new, which has cells to run."""
+    """Start to load worker processes in the background if the run's folder has no records, so that cells must run."""
     if execution.jobs != 0 and execution.dask is None and not store.segments(out) and not store.sealed_files(out):
         server().begin()
 
@@ -88,26 +88,26 @@ def plan_of(
     out: Path,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
-    """Return what `run` would do; nothing is run and nothing written.
+    """Return the plan of a run. Nothing is run or written.
 
     Raises:
-        UserError: as `run` does before its first cell.
+        UserError: anything unknown, out of range or missing.
     """
     request = replace(request, on_gpu=_device(execution) != "cpu")
     return planner.plan(request, files, registry, out, execution.rerun, planner.shard(execution.shard or "0/1"), prior)
 
 
 def _device(execution: Execution) -> str:
-    """Return the device of cells, of this machine or of a cluster's workers.
+    """Return the device of cells, on this machine or on the workers of a cluster.
 
     Raises:
-        UserError: no such device or limit, or a device or number of workers that no cluster takes.
+        UserError: the device or a limit is invalid, or the option is not allowed with a cluster.
     """
     execution.limits()
     if execution.dask is None:
         return devices.resolve_device(execution.device)
     if execution.jobs is not None:
-        raise UserError("--dask: the cluster says how many workers it has", next_step="leave --jobs out")
+        raise UserError("--dask: the cluster determines the number of workers", next_step="leave --jobs out")
     if execution.device not in ("auto", "cpu", "cuda"):
         raise UserError("--device", got=f"'{execution.device}'", allowed="cpu or cuda with --dask")
     return "cpu" if execution.device == "auto" else execution.device
@@ -121,36 +121,33 @@ def carry_out(
     callbacks: Callbacks = SILENT,
     engine: Engine | None = None,
 ) -> None:
-    """Run what is to do of a plan; each record is stored, and on the disk, before the next is waited for.
+    """Run the missing cells of a plan. Each record is on the disk before the next one is waited for.
 
-    Pictures are decoded first, so that no cell looks through folders. The first Ctrl-C lets the cells under way come to
-    their end and starts no more, the second ends them. Checkpoints go when the cell's record is there, unless that says
-    that it was ended before its time.
+    Pictures are decoded first, so that no cell searches folders. The first Ctrl-C starts no more cells and waits for
+    the running ones; the second ends them. A checkpoint is removed once its cell has a record, unless the record says
+    that the computation was ended.
 
     Args:
         plan: from `plan_of`.
-        execution: how its cells are run.
-        registry: from which strategies and observers come.
-        out: the run's folder.
-        callbacks: who is told.
-        engine: which runs the cells, one at a time; None for what `execution` asks for.
+        execution, registry, out, callbacks: see `run`.
+        engine: runs the cells in place of the engine that `execution` asks for.
 
     Raises:
-        UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
-        KeyboardInterrupt: it was stopped; what is done is stored.
+        UserError: the folder cannot be written, or the engine gave no record of a cell.
+        KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
     setting = Setting(out, _device(execution), plan.locations, execution)
     store.check_writable(out)
-    store.seal(out)  # what runs have left that were killed
+    store.seal(out)  # records of killed runs
     observers = Observers(registry, execution.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):
         decode(pictures)
     with ExitStack() as connections:
         workers = devices.workers_for(plan, setting.device, execution.jobs, execution.exclusive)
         if execution.dask and plan.todo:
-            (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
+            (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # core must not import plugins
             cluster = connections.enter_context(dask.load()(execution.dask, setting.device))
-            engine, workers = cluster.records, cluster.slots() or 1  # none may have come yet
+            engine, workers = cluster.records, cluster.slots() or 1  # 0 if no worker is connected yet
         engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
         for folder, value in _manifests(plan, registry):
@@ -158,7 +155,7 @@ def carry_out(
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
             head = plan.heads.get(cell_id)
             if execution.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
-                _remove_checkpoint(out, cell_id)  # nobody is to go on from it
+                _remove_checkpoint(out, cell_id)  # the cell is done, or must start anew
         if plan.todo:
             _collect(plan, engine, setting, workers, callbacks, observers)
         else:
@@ -168,7 +165,7 @@ def carry_out(
 def _collect(
     plan: Plan, engine: Engine, setting: Setting, workers: int, callbacks: Callbacks, observers: Observers
 ) -> None:
-    """Have an engine run the cells of a plan, and store and show their records; see `carry_out`."""
+    """Let an engine run the cells of a plan; store their records and pass them on. See `carry_out`."""
     out, expected = setting.out, plan.expected
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
@@ -202,12 +199,12 @@ def _collect(
     if lost := expected.left:
         raise UserError(
             f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
-            next_step="the records of the others are stored; the same command goes on",
+            next_step="the records of the others are stored; the same command continues",
         )
 
 
 def _remove_checkpoint(out: Path, cell_id: str) -> None:
-    """Remove the checkpoint of a cell, and what a process that was killed left of one."""
+    """Remove the checkpoint of a cell, and parts of checkpoints that killed processes left."""
     path = store.checkpoint_path(out, cell_id)
     for leftover in (path, *path.parent.glob(f".{path.name}.*.part")):
         with suppress(OSError):
@@ -215,9 +212,9 @@ def _remove_checkpoint(out: Path, cell_id: str) -> None:
 
 
 def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
-    """Yield what is to know of the records of a plan's cells: suite, files, strategies and metrics, with their folders.
+    """Yield manifests for the records of a plan, each with its folder: suite, files, strategies and metrics.
 
-    Strategies and tasks of files that only the workers load are left out.
+    Strategies and tasks from files that only the workers load are left out.
     """
     if plan.request is not None and plan.suite is not None:
         suite = _suite_of(plan.suite, plan.request, registry, plan.whole)
@@ -245,9 +242,10 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
 
 
 def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> SuiteEntry:
-    """Return which suite was asked for: none where not all of it was.
+    """Return the requested suite and its settings. The name is OWN unless the whole suite was requested.
 
-    A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
+    Strategies without random draws test a network once only. A later repetition is a setting only if all strategies
+    have it.
     """
     cells = [job.cell for job in jobs if job.requested]
     of_strategy: dict[str, set[str]] = defaultdict(set)
@@ -268,18 +266,18 @@ def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable
 
 
 class Observers:
-    """Those that were turned on by name, and the plugins that look at records without being named.
+    """The requested observers, and the plugins whose hook receives all records.
 
     Args:
-        registry: where they are found.
-        texts: those that were asked for, as NAME[:param=value] or FILE.py[:param=value].
+        registry: the registered observers and hooks.
+        texts: the requested observers, as NAME[:param=value] or FILE.py[:param=value].
         out: the run's folder.
 
     Attributes:
-        failed: the names of those that raised or hung, and are turned off.
+        failed: the names of observers that raised or hung, and are turned off.
 
     Raises:
-        UserError: there is no such observer or parameter, or it cannot be opened.
+        UserError: an observer or a parameter does not exist, or an observer cannot be opened.
     """
 
     def __init__(self, registry: Registry, texts: Sequence[str], out: Path):
@@ -292,14 +290,14 @@ class Observers:
                 raise UserError(f"observer '{spec.name}' has no parameters", got=f"'{text}'")
             params, *others = spec.combinations()
             if others:
-                raise UserError("--observe takes one value a parameter", got=f"'{text}'")
+                raise UserError("--observe takes one value for each parameter", got=f"'{text}'")
             for cls in classes:
                 thread = ObserverThread()
                 self._seeing.append((f"observe:{cls.name}", _opened(cls, params, out, thread), thread))
         self._seeing += [(hook.plugin_name, hook.function, ObserverThread()) for hook in registry.record_hooks()]
 
     def observe(self, record: Record) -> None:
-        """Show a finished record to each; one that raises or hangs is reported and turned off."""
+        """Show a record to each observer. Report and turn off observers that raise or hang."""
         for entry in list(self._seeing):
             name, see, thread = entry
             try:
@@ -314,25 +312,24 @@ class Observers:
 def _opened(
     cls: type[Observer], params: Mapping[str, Any], out: Path, thread: ObserverThread
 ) -> Callable[[Record], object]:
-    """Return what an observer sees records with, opened in its thread."""
+    """Open an observer in its thread; return the function that it calls with each record."""
     observer = fill(cls, params, f"observer '{cls.name}'")
     try:
         see = thread.call(partial(observer.open, out))
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's code, or a library's own mind about a folder
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
+        raise UserError(f"observer '{cls.name}' cannot be opened: {one_line(error)}") from error
     if not callable(see):
         raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
     return see
 
 
 def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
-    """Show observers all records of a run's folder; return how many those are, and which observers failed.
+    """Show all records of a run's folder to observers; return the number of records, and the observers that failed.
 
     Raises:
-        UserError: as `Observers`, or the folder holds no records.
+        UserError: the folder has no records, or see `Observers`.
     """
     if not (records := store.read(folder)):
         raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")

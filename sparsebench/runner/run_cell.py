@@ -1,4 +1,4 @@
-"""From jobs to records, in this process or a worker of it: prepare each cell, train it, test it, measure."""
+"""Running cells in one process: prepare, train and test each cell, and return its record."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ from sparsebench.training.loop import EarlyStopping, Training
 from sparsebench.training.steps import Autograd, Steps
 
 EVERY = 1.0
-"""Seconds between two reports of the share that is done."""
+"""Seconds between two reports of progress."""
 STATUSES: dict[type[BaseException], Status] = {
     torch.OutOfMemoryError: "oom", MemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
 }  # fmt: skip
-"""Of cells that end with an error; others have failed."""
+"""Statuses of cells by their exception. After other exceptions the status is "failed"."""
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
-"""Errors whose text says all; others are shown with their type and kept with their traceback."""
+"""Exceptions whose message is sufficient. Others are stored with their type and traceback."""
 log = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """Called after each step, writes the state of a cell's training every few seconds.
+    """Writes the state of a cell's training at intervals. It is called after each step.
 
-    The file is there whole or not at all. One that was made by something else is not used.
+    A checkpoint is written atomically. It is used only if cell, revision, start, device type and versions are equal.
 
     Attributes:
-        resumed: how often the training was gone on with.
+        resumed: how often the training was resumed.
     """
 
     def __init__(self, job: Job, cell: Prepared, setting: Setting, training: Training):
@@ -73,26 +73,27 @@ class Checkpoint:
         }  # fmt: skip
 
     def resume(self) -> None:
-        """Go on from the file, if it is there and fits."""
+        """Continue from the file, if it exists and can be used."""
         try:
-            written = torch.load(self.path, map_location="cpu", weights_only=True)
-            if other := [name for name, value in self.made_by.items() if written["made_by"].get(name) != value]:
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+            if other := [name for name, value in self.made_by.items() if content["made_by"].get(name) != value]:
                 raise ValueError(f"it was made with another {other[0]}")
-            self.training.load(written["state"])
-            self.resumed = written["resumed"] + 1
+            self.training.load(content["state"])
+            self.resumed = content["resumed"] + 1
         except FileNotFoundError:
             pass
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
-            log.warning("%s is not used and its cell starts anew: %s", self.path.name, one_line(error)[:200])
+            reason = one_line(error)[:200]
+            log.warning("checkpoint %s is not used, training starts from the beginning: %s", self.path.name, reason)
 
     def __call__(self, step: int) -> None:
-        """Write, if it is time to and training is not over."""
+        """Write the file if it is due and the training is not finished."""
         if time.monotonic() >= self.due and not self.training.finished:
             self.write()
             self.due = time.monotonic() + self.interval
 
     def write(self) -> None:
-        """Write the file; where that fails, say so once and let the training go on."""
+        """Write the file. If that fails, warn once; the training continues."""
         content = BytesIO()
         torch.save({"made_by": self.made_by, "resumed": self.resumed, "state": self.training.state()}, content)
         try:
@@ -104,16 +105,17 @@ class Checkpoint:
 
 
 Trained = tuple[Prepared, dict[str, float] | DivergedError, float]
-"""A cell that was trained with others, how that came out, and its share of the seconds."""
+"""A cell trained together with others, its outcome or error, and its share of the seconds."""
 
 
 def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
-    """Yield the record of each job, whatever happens: what a strategy does wrong is in its record, not raised.
+    """Yield the record of each job. Errors of a strategy are not raised but are in the record.
 
-    Several that can are trained in one program on CUDA; on the CPU one by one. If they must have their device for
-    themselves, their turn is waited for; who waits says so, as no second of it is a cell's.
+    On CUDA, jobs that support it are trained together in one program; on the CPU jobs run one by one. With
+    `exclusive`, wait first until no other cell uses the device.
     """
     device, exclusive = context.setting.device, context.setting.execution.exclusive
+    # The callback restarts the clock of the time limit, so waiting does not count.
     with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
         several = len(jobs) > 1 and device != "cpu"
         together = _train_together(jobs, registry, context) if several else {}
@@ -122,12 +124,12 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
 
 
 def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -> dict[str, Trained]:
-    """Train what can be trained in one program; what fails before, or must be trained alone, is left out."""
+    """Train the jobs that can be trained in one program. Jobs that fail first or must be trained alone are left out."""
     begun, cells, device = time.perf_counter(), dict[str, Prepared](), context.setting.device
     by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
     for job in jobs:
         context.begin([job.cell.id], 0.0)
-        with suppress(Exception, SystemExit):  # each is tried alone then, and its record says why
+        with suppress(Exception, SystemExit):  # the job is then tried alone, and its record has the error
             _seed(job, device)
             cell = prepare(job, registry, context)
             trainer = getattr(cell.network, "train_together", None)
@@ -145,13 +147,13 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
             elif training.failure is None and training.finished:
                 outcomes[cell_id] = training.outcome()
     if context.alone:
-        torch.cuda.synchronize(device)  # ends the worker if the device is lost; each cell is tried alone then
+        torch.cuda.synchronize(device)  # raises if the device is lost: the worker ends, and cells are tried alone
     share = (time.perf_counter() - begun) / len(jobs)
     return {cell_id: (cells[cell_id], outcome, share) for cell_id, outcome in outcomes.items()}
 
 
 def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
-    """Return the record of one job, which may be trained already."""
+    """Return the record of one job, whose cell may already be trained."""
     context.begin([job.cell.id], 0.0)
     cell, outcome, before = trained or (None, None, 0.0)
     started, clock, result = datetime.now(UTC).isoformat(), time.perf_counter() - before, Result()
@@ -166,14 +168,14 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
             raise outcome
         _seed(job, device)
         _measure(job, cell, outcome, context, result)
-    except BaseException as error:  # a strategy is a stranger's code and may raise anything
+    except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
         status: Status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "failed")
         failure = failure_of(error, None if cell is None or cell.actor is None else cell.actor.strategy)
-        if context.alone and status != "unsupported":  # the log of a process of its own is read for it
+        if context.alone and status != "unsupported":  # a worker writes it to its log
             lines = [f"cell {job.cell.id}, {job.label}: {status}\n", *traceback.format_exception(error)]
-            with suppress(OSError):  # a strategy may have closed it
+            with suppress(OSError):  # a strategy may have closed the log
                 os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
         return job.record_of_failure(status, failure, started, time.perf_counter() - clock)
     return Record(
@@ -185,10 +187,9 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
 
 
 def _seed(job: Job, device: str) -> None:
-    """Have torch's generators begin alike in each part of a cell.
+    """Seed torch's generators by the cell's id.
 
-    Not by torch.manual_seed, which seeds every kind of device, and notes it down for those that are not in use yet,
-    each time with a stack trace, in a list without end.
+    torch.manual_seed would queue a call with a stack trace for each unused kind of device, in a list without end.
     """
     seed = seeds.seed_of("cell", job.cell.id)
     torch.default_generator.manual_seed(seed)
@@ -197,7 +198,7 @@ def _seed(job: Job, device: str) -> None:
 
 
 def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failure:
-    """Return what a record says of an error; with the file and line where a strategy had its last word."""
+    """Return the failure of a record from an error, with the last file and line of the strategy's code."""
     kind = type(error).__name__
     text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
     if strategy is not None and not isinstance(error, UnsupportedError | DivergedError):
@@ -208,12 +209,12 @@ def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failur
 
 
 def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[str, float]:
-    """Train a cell alone, unless it only tests; return how that came out, see `Training.outcome`."""
+    """Train a cell, unless it tests a trained network; return the outcome, see `Training.outcome`."""
     if cell.outcome is not None or not cell.task.trains:
         return cell.outcome or {}
     _fit(cell, cell.in_training, context, result)
     recipe = cell.recipe
-    if job.keep_weights:  # what a training before this one left must not be taken for its own
+    if job.keep_weights:  # weights of an earlier training must not be taken for this one's
         store.weights_path(context.setting.out, job.cell.id).unlink(missing_ok=True)
     early = None
     if recipe.patience:
@@ -221,7 +222,7 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
         early = EarlyStopping(cell.in_test, cell.validation, cell.data.validation.groups)
     training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
     steps, watch, checkpoint = training.steps, None, None
-    if recipe.watch:  # what was seen while training is in no checkpoint
+    if recipe.watch:  # without checkpoints, as they do not contain what a Watch has measured
         watch = Watch(cell, steps)
     elif context.setting.execution.checkpoint and isinstance(steps, Autograd):
         checkpoint = Checkpoint(job, cell, context.setting, training)
@@ -237,9 +238,9 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
 def _reports(
     job: Job, context: Context, total: int, first: Callable[[int], None] | None = None
 ) -> Callable[[int], None]:
-    """Return what is called with how many steps, or test items, are done; it tells the share of a total every second.
+    """Return a function to call with the number of finished steps or test items. It reports their share every second.
 
-    The total is 0 if there may be fewer than anybody knows: no share is told of them. `first` is called before.
+    It also calls `first` with this number. If `total` is 0, as training may end early, it reports no share.
     """
     due = time.monotonic() + EVERY
 
@@ -255,7 +256,7 @@ def _reports(
 
 
 def _fit(cell: Prepared, acting: Actor | None, context: Context, result: Result) -> None:
-    """Let the strategy that acts now look at training images, unless it did or does not want to."""
+    """Fit the strategy on training images, if it has a `fit` and was not fitted before."""
     if acting is None or "fit" in result.notes or not wants_images(acting):
         return
     if cell.in_training is not None and cell.task.trains and not cell.start.head:
@@ -267,7 +268,7 @@ def _fit(cell: Prepared, acting: Actor | None, context: Context, result: Result)
 
 
 def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> dict[str, str]:
-    """Return what is to know of a training: that it was resumed, parts of batches, terms of the loss without effect."""
+    """Return notes on a training: resumed, batches in parts, and terms of the loss without effect."""
     notes, actor = dict[str, str](), cell.in_training
     if checkpoint is not None and checkpoint.resumed:
         notes["resumed"] = str(checkpoint.resumed)
@@ -277,14 +278,13 @@ def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> di
         weightless = actor.strategy.inactive(teacher=True)
         untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
         reasons = {"weight 0": weightless, "no teacher": untaught}
-        if any(reasons.values()):
-            inactive = "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+        if inactive := "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms):
             notes["inactive"] = inactive
     return notes
 
 
 def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
-    """Test a trained cell and fill its result; keep the weights if others start from them."""
+    """Test a trained cell and fill its result; store the weights if other cells need them."""
     _fit(cell, cell.in_test, context, result)
     execution = context.setting.execution
     key = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name
@@ -303,17 +303,17 @@ def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Conte
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Make torch deterministic for a while: one thread, no TF32, deterministic kernels where there are any."""
+    """Make torch deterministic in this context: one thread, no TF32, deterministic kernels where they exist."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     memory: Any = torch.utils.deterministic
     convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), convolutions.fp32_precision
     filled = memory.fill_uninitialized_memory
-    torch.set_num_threads(1)  # sums of floating-point numbers depend on how they are split over threads
-    # As use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
+    torch.set_num_threads(1)  # floating-point sums depend on how they are split over threads
+    # The same as use_deterministic_algorithms(True, warn_only=True), which imports torch's compiler for seconds.
     torch.set_deterministic_debug_mode("warn")
-    memory.fill_uninitialized_memory = False  # costs a kernel for each new tensor
-    convolutions.fp32_precision = "ieee"  # the one place where TF32 is on unless told otherwise
+    memory.fill_uninitialized_memory = False  # True costs a kernel for each new tensor
+    convolutions.fp32_precision = "ieee"  # TF32 is on by default for convolutions only
     try:
         yield
     finally:
@@ -324,24 +324,24 @@ def one_thread() -> Iterator[None]:
 
 
 def main(line: Line) -> None:
-    """Answer jobs until the line is closed, or memory or the device is not what the next cell needs."""
-    with suppress(OSError):  # Linux, if it lacks memory, chooses this process, and not the run or somebody else's
+    """Run jobs and send records until the line is closed, a cell was out of memory, or the device is lost."""
+    with suppress(OSError):  # if memory is short, Linux kills this process, not the run or another program
         Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
-    faulthandler.enable()  # a crash says in the log where it was
+    faulthandler.enable()  # writes the stack to the log at a crash
     setting: Setting = line.recv()
     registry, timeout = Registry(), setting.execution.limits()[0]
 
     def begin(cells: Sequence[str], share: float) -> None:
         if not share:
             forget_peak()
-        if not share and timeout:  # shortly before it is killed, even if it holds the lock
+        if not share and timeout:  # shortly before the time limit, even if a thread holds the GIL
             faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
         line.say(Message(at=tuple(cells), share=share))
 
     context = Context(setting, True, begin)
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        environment()  # as it is before strangers' code is here
+        environment()  # cached now, before third-party code can change it
         line.say(Message())
         while True:
             jobs: list[Job] = line.recv()
@@ -349,7 +349,7 @@ def main(line: Line) -> None:
             for done, record in enumerate(run_cells(jobs, registry, context), 1):
                 faulthandler.cancel_dump_traceback_later()
                 out_of_memory = out_of_memory or record.status == "oom"
-                # Cells that were trained together are all trained by now.
+                # After a cell was out of memory, the rest of its batch still runs here: it may already be trained.
                 unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
                 line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
                 if unfit:
@@ -357,7 +357,7 @@ def main(line: Line) -> None:
 
 
 def device_is_lost(device: str) -> bool:
-    """Say whether a CUDA device answers nothing but errors from now on, in this process."""
+    """Return whether a CUDA device can no longer be used in this process."""
     if not device.startswith("cuda"):
         return False
     try:

@@ -185,7 +185,7 @@ def refused(result: Result, *says: str) -> None:
         (["--seeds", "0"], ["--seeds", "got 0", "greater than 0"]),
         (["--n-train", "0"], ["--n-train", "got 0"]),
         (["--device", "foo"], ["--device", "'foo'", "auto, cpu, cuda"]),
-        (["--dask", "x", "--jobs", "2"], ["--dask: the cluster says how many workers it has; leave --jobs out"]),
+        (["--dask", "x", "--jobs", "2"], ["--dask: the cluster ", "; leave --jobs out"]),
         (["--dask", "x", "--device", "cuda:1"], ["allowed: cpu or cuda with --dask"]),
         (["--shard", "2/2"], ["--shard; got '2/2'; allowed: I/N"]),
         pytest.param(
@@ -201,7 +201,7 @@ def refused(result: Result, *says: str) -> None:
         (["--timeout", "soon"], ["--timeout", "'soon'", "10m"]),
         (["--timeout", "1h", "--jobs", "0"], ["--timeout needs a worker process", "--jobs 1"]),
         (["--memory-limit", "1MiB"], ["--memory-limit", "0.5GiB"]),
-        (["--precision", "bfloat16"], ["task 'composite' trains networks, and --precision is of tests"]),
+        (["--precision", "bfloat16"], ["task 'composite' trains networks; --precision is for tests"]),
         (["--sede", "1"], ["--sede"]),
     ],
     ids=lambda x: " ".join(map(str, x))[-40:],

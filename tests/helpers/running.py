@@ -1,4 +1,4 @@
-"""Cells run without a plan, or a plan without a request: in this process, or in workers of it."""
+"""Functions that run cells without a plan, or a plan without a request, in this process or in workers."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ from sparsebench.runner.progress import SILENT, Callbacks
 
 
 def planned(out: Path, rerun: Rerun = "missing", files: Files | None = None, **options: Any) -> Plan:
-    """Return the plan of the tiny suite, with four training samples and one repetition unless it is said otherwise."""
+    """Return the plan of the tiny suite, with four training samples and one repetition by default."""
     request = Request(**{"suite": TINY, "n_train": (4,), "seeds": 1} | options)
     return planner.plan(request, files or Files(), Registry(), out, rerun)
 
 
 def jobs_of(*plugins: str, **options: Any) -> list[Job]:
-    """Return the jobs of the tiny suite, with 4 and 8 training samples and one repetition unless said otherwise."""
+    """Return the jobs of the tiny suite, with 4 and 8 training samples and one repetition by default."""
     return expand(Request(plugins=plugins, **({"suite": TINY, "n_train": (4, 8), "seeds": 1} | options)), Registry())
 
 
@@ -39,7 +39,7 @@ def inline(
 def local(
     jobs: Sequence[Job], workers: int, out: Path, most: int = 1, locations: Mapping[str, Path] = {}, **limits: Any
 ) -> Generator[Record, None, None]:
-    """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
+    """Yield the record of each job, run by worker processes in batches of up to `most` jobs."""
     return in_workers(workers, Queue(jobs, most), Setting(out, "cpu", locations, Execution(**limits)))
 
 
@@ -53,7 +53,7 @@ def execute(
     engine: Engine | None = None,
     rerun: Rerun = "missing",
 ) -> None:
-    """Run what is to do of a plan."""
+    """Run the missing cells of a plan."""
     execution, callbacks = (
         Execution(device="cpu", jobs=workers, rerun=rerun),
         Callbacks(on_record=on_record, on_stop=on_stop),

@@ -1,4 +1,4 @@
-"""Files of trained weights as users have them, from the option to the records: each is a network of its own."""
+"""Weight files of users, from the option --weights to the records. Each file is a network."""
 
 import itertools
 import json
@@ -38,14 +38,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for name, i in itertools.product(CLASSES, range(EACH)):
         (root / name).mkdir(exist_ok=True)
-        # Large flat areas: what small networks answer differs from picture to picture.
+        # Large flat areas, so that predictions of small networks differ between pictures.
         pixels = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8).repeat(20, axis=0).repeat(20, axis=1)
         Image.fromarray(pixels).save(root / name / f"{i}.png")
     return root
 
 
 def network(seed: int = 0, **changes: Any) -> Any:
-    """Return a small timm model that answers differently to different pictures."""
+    """Return a small timm model whose predictions differ between pictures."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = timm.create_model(ARCH, **{"img_size": SIDE, "num_classes": len(CLASSES)} | changes).eval()
@@ -66,7 +66,7 @@ def saved(path: Path, state: Any) -> Path:
 
 @torch.no_grad()
 def answers(model: Any, pictures: Path) -> list[int]:
-    """Return what the bare network answers: the class of each picture."""
+    """Return the class that the network without a strategy predicts for each picture."""
     paths = sorted(pictures.glob("*/*.png"))
     side = model.patch_embed.img_size[0]
     x = torch.from_numpy(np.stack([cut_out(read_rgb(p), side, 0.95) for p in paths])).permute(0, 3, 1, 2) / 255
@@ -78,7 +78,7 @@ def answers(model: Any, pictures: Path) -> list[int]:
     return model((x - mean) / std).argmax(1).tolist()  # type: ignore[no-any-return]
 
 
-def given(pictures: Path, *weights: Path, key: str | None = None) -> planner.Files:
+def files_for(pictures: Path, *weights: Path, key: str | None = None) -> planner.Files:
     return planner.Files((f"folder:{pictures}",), weights=weights, weights_key=key)
 
 
@@ -99,12 +99,12 @@ def predicted(record: Record) -> list[int]:
 
 
 def file_names(out: Path) -> dict[str, str]:
-    """Return what files of weights are called."""
+    """Return the readable names of weight files."""
     return {name: file for name, file in manifests.file_names(out).items() if name.startswith("weights-")}
 
 
 def shown(out: Path, files: planner.Files) -> dict[str, list[int]]:
-    """Return what networks answer by the names of their files."""
+    """Return the predictions of networks, by the names of their files."""
     records = executed(out, files)
     return {file: predicted(records[name]) for name, file in file_names(out).items()}
 
@@ -121,21 +121,21 @@ def test_names_are_read_without_what_wrappers_put_before_them(pictures: Path, tm
         model, file = network(number), f"{number}{suffix}"
         right[file] = answers(model, pictures)
         state = {before + name: value for name, value in model.state_dict().items()}
-        if number:  # a block that was compiled by itself
+        if number:  # a block that was compiled separately
             state = {name.replace("blocks.0.", "blocks.0._orig_mod."): value for name, value in state.items()}
         saved(tmp_path / "nets" / file, state)
     assert len(set(map(tuple, right.values()))) > len(right) // 2
-    assert shown(tmp_path / "out", given(pictures, tmp_path / "nets")) == right
+    assert shown(tmp_path / "out", files_for(pictures, tmp_path / "nets")) == right
 
 
 def states(**changes: Any) -> Any:
-    """Return the weights of a small model, and the same with a prefix before their names."""
+    """Return the weights of a small model, without and with a prefix in their names."""
     state = network(**changes).state_dict()
     return state, {f"model.{name}": value for name, value in state.items()}
 
 
 @pytest.mark.parametrize(
-    ("content", "words", "said"),
+    ("content", "words", "text"),
     [
         (lambda: states()[1] | {"other.weight": torch.zeros(2)}, [], "own.pth holds the weights of another architec"),
         (lambda: states()[1] | {"norm.weight": torch.zeros(64)}, [], "own.pth holds the weights of another architec"),
@@ -157,10 +157,10 @@ def states(**changes: Any) -> Any:
     ],
 )
 def test_weights_that_cannot_be_taken_are_refused_in_a_line(
-    pictures: Path, tmp_path: Path, content: Any, words: list[str], said: str
+    pictures: Path, tmp_path: Path, content: Any, words: list[str], text: str
 ) -> None:
     done = invoke(pictures, "--weights", saved(tmp_path / "own.pth", content()), *words)
-    assert done.exit_code == 2 and said in done.output and len(done.output.splitlines()) == 1
+    assert done.exit_code == 2 and text in done.output and len(done.output.splitlines()) == 1
 
 
 def averaged(model: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_weights_in_a_checkpoint_are_found_or_named_by_their_key(
     pictures: Path, tmp_path: Path, nest: Any, key: str | None
 ) -> None:
     one, other = network(1), network(2)
-    files = given(pictures, saved(tmp_path / "own.pth", nest(one.state_dict(), other.state_dict())), key=key)
+    files = files_for(pictures, saved(tmp_path / "own.pth", nest(one.state_dict(), other.state_dict())), key=key)
     (record,) = executed(tmp_path / "out", files).values()
     assert predicted(record) == answers(one, pictures) != answers(other, pictures)
     assert record.cell.model.params.get("weights_key", "") == (key or "")
@@ -199,11 +199,11 @@ def test_a_training_s_checkpoint_with_its_optimizer_and_average_is_read(
     optimizer.step()
     content = {"model": one.state_dict(), "model_ema": averaged(other), "optimizer": optimizer.state_dict(), "epoch": 3}
     path = saved(tmp_path / "own.pth", content)
-    (first,) = executed(tmp_path / "first", given(pictures, path)).values()
+    (first,) = executed(tmp_path / "first", files_for(pictures, path)).values()
     (line,) = caplog.messages
-    assert "own.pth: 'model' is taken, and not model_ema" in line and "--weights-key" in line
+    assert "own.pth: 'model' is used, and not model_ema" in line and "--weights-key" in line
     caplog.clear()
-    (second,) = executed(tmp_path / "second", given(pictures, path, key="model_ema")).values()
+    (second,) = executed(tmp_path / "second", files_for(pictures, path, key="model_ema")).values()
     assert not caplog.messages
     assert (predicted(first), predicted(second)) == (answers(one, pictures), answers(other, pictures))
     assert first.cell_id != second.cell_id
@@ -215,14 +215,14 @@ def test_another_precision_becomes_float32_and_a_line_says_it(
 ) -> None:
     model = network().to(getattr(torch, kind))
     path = saved(tmp_path / "own.safetensors", model.state_dict())
-    (record,) = executed(tmp_path / "out", given(pictures, path)).values()
-    assert not {"weights_key", "in_chans"} & set(record.cell.model.params)  # at their usual values
+    (record,) = executed(tmp_path / "out", files_for(pictures, path)).values()
+    assert not {"weights_key", "in_chans"} & set(record.cell.model.params)  # at their defaults
     assert caplog.messages == [f"--weights {path}: {kind} becomes float32"]
     assert predicted(record) == answers(model.float(), pictures)
 
 
 @pytest.mark.parametrize(
-    ("made", "task", "side", "said"),
+    ("made", "task", "side", "text"),
     [
         (48, "folder", 48, None),
         (32, "folder:canvas=64", 64, "task 'folder' has 64 x 64: its position embeddings are resampled"),
@@ -230,20 +230,20 @@ def test_another_precision_becomes_float32_and_a_line_says_it(
     ],
 )
 def test_pictures_have_the_size_that_the_weights_are_made_for_or_the_task_asks_for_and_a_line_says_it(
-    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, made: int, task: str, side: int, said: str | None
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, made: int, task: str, side: int, text: str | None
 ) -> None:
     model = network(img_size=made)
     path = saved(tmp_path / "own.pth", model.state_dict())
     if task.startswith("folder"):
-        (record,) = executed(tmp_path / "out", given(pictures, path), task).values()
+        (record,) = executed(tmp_path / "out", files_for(pictures, path), task).values()
         model.set_input_size((side, side))
         assert predicted(record) == answers(model, pictures)
         sides = {record.cell.task.params["canvas"]}
     else:
         plan = planned(tmp_path / "out", planner.Files(weights=(path,)), task, suite="quick", n_train=(10,))
         sides = {job.cell.task.params["canvas"] for job in plan.jobs}
-    assert sides == {side} and len(caplog.messages) == bool(said)
-    assert all(f"own.pth is made for {made} x {made} pixels, and {said}" in line for line in caplog.messages)
+    assert sides == {side} and len(caplog.messages) == bool(text)
+    assert all(f"own.pth is made for {made} x {made} pixels, and {text}" in line for line in caplog.messages)
 
 
 OBLONG = {"input_size": (3, 32, 64), "num_classes": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 0.95}
@@ -264,7 +264,7 @@ def test_weights_for_oblong_pictures_are_tested_on_squares_only_where_that_is_as
 ) -> None:
     for module in (timm.models._factory, sparsebench.models.timm_models):
         monkeypatch.setattr(module, "load_model_config_from_hf", lambda name, **_: (OBLONG, ARCH, {}))
-    files = given(pictures, saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict()))
+    files = files_for(pictures, saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict()))
     with pytest.raises(UserError, match=r"for 32 x 64 pixels.*--task folder:canvas=SIDE"):
         planned(tmp_path / "out", files, model="timm:hf-hub:somebody/oblong")
     planned(tmp_path / "out", files, "folder:canvas=32", model="timm:hf-hub:somebody/oblong")
@@ -287,7 +287,7 @@ def test_a_network_of_one_channel_is_tested_on_grey_pictures(pictures: Path, tmp
 
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
-    """Return a folder with three networks, and what else lies beside checkpoints."""
+    """Return a folder with three networks, and other files that often lie beside checkpoints."""
     for seed in (1, 2, 3):
         saved(tmp_path / "nets" / f"net-{seed}.pth", network(seed).state_dict())
     (tmp_path / "nets" / "args.yaml").write_text("lr: 1")
@@ -302,7 +302,7 @@ def test_each_file_of_weights_is_a_network_by_its_name(pictures: Path, tmp_path:
     done = invoke(pictures, *(word for path in weights for word in ("--weights", path)))
     assert done.exit_code == 0 and "3 networks: net-1.pth, net-2.pth, net-3.pth" in done.output
     right = {path.name: answers(network(seed), pictures) for seed, path in enumerate(every, 1)}
-    assert shown(tmp_path / "out", given(pictures, *weights)) == right
+    assert shown(tmp_path / "out", files_for(pictures, *weights)) == right
 
 
 def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Path, three: Path) -> None:
@@ -312,7 +312,7 @@ def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Pat
     assert sorted(file_names(tmp_path / "out").values()) == ["net-1.pth", "net-2.pth"]
     with pytest.raises(UserError, match="task 'folder' tests trained weights"):
         sparsebench.run((), weights=None, out=tmp_path / "none", **options)
-    with pytest.raises(UserError, match=r"task 'composite' trains networks.*got 3 files of weights; allowed: one"):
+    with pytest.raises(UserError, match=r"task 'composite' trains.*got 3 files of weights; allowed: one"):
         sparsebench.run((), weights=every, tasks="composite", n_train=10, out=tmp_path / "none", model=f"timm:{ARCH}")
     with pytest.raises(UserError, match=r"weights: .* path.*; got 3"):
         sparsebench.run((), weights=[3], out=tmp_path / "none", **options)  # type: ignore[list-item]
@@ -321,9 +321,9 @@ def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--weights", "NETS/args*"], "matches no file of weights; got args.yaml"),
-        (["--weights", "EMPTY"], "holds no file of weights; got nothing"),
-        (["--weights-key", "model_ema"], "--weights-key is of a file of weights; give --weights"),
+        (["--weights", "NETS/args*"], "matches no weight file; got args.yaml"),
+        (["--weights", "EMPTY"], "holds no weight file; got nothing"),
+        (["--weights-key", "model_ema"], "--weights-key needs a weight file; give --weights"),
     ],
 )
 def test_what_names_no_weights_is_refused(
@@ -340,16 +340,16 @@ def test_the_same_file_twice_is_one_network_and_what_is_left_out_of_a_folder_is_
 ) -> None:
     first, copy = three / "net-1.pth", three / "z.pth"
     copy.write_bytes(first.read_bytes())
-    plan = planned(tmp_path / "out", given(pictures, three))
+    plan = planned(tmp_path / "out", files_for(pictures, three))
     assert len({job.cell.model.params["weights"] for job in plan.jobs}) == 3
     assert caplog.messages == [
-        f"--weights {three}: 4 files are taken, and left out: args.yaml",
-        f"--weights {copy}: is the same file as {first}: they are one network",
+        f"--weights {three}: 4 files are used; left out: args.yaml",
+        f"--weights {copy}: has the same content as {first}: they are one network",
     ]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"img_size": 48}, "net-1.pth for 32 x 32 pixels of 3 channels and 3 classes, z.pth for 48 x 48"),
         ({"in_chans": 1}, "z.pth for 32 x 32 pixels of 1 channels"),
@@ -358,18 +358,18 @@ def test_the_same_file_twice_is_one_network_and_what_is_left_out_of_a_folder_is_
     ],
 )
 def test_networks_of_one_board_are_alike_or_a_file_is_named(
-    pictures: Path, three: Path, changes: dict[str, Any], said: str
+    pictures: Path, three: Path, changes: dict[str, Any], text: str
 ) -> None:
     saved(three / "z.pth", network(**changes).state_dict())
     done = invoke(pictures, "--weights", three)
-    assert done.exit_code == 2 and said in done.output and len(done.output.splitlines()) == 1
+    assert done.exit_code == 2 and text in done.output and len(done.output.splitlines()) == 1
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders_and_by_their_content(pictures: Path, tmp_path: Path) -> None:
     a, b, c = (saved(tmp_path / part / "best.pth", network(i).state_dict()) for i, part in enumerate("abc"))
-    executed(tmp_path / "two", given(pictures, a, b))
+    executed(tmp_path / "two", files_for(pictures, a, b))
     assert sorted(file_names(tmp_path / "two").values()) == ["a/best.pth", "b/best.pth"]
-    records = executed(tmp_path / "one", given(pictures, a)) | executed(tmp_path / "one", given(pictures, c))
+    records = executed(tmp_path / "one", files_for(pictures, a)) | executed(tmp_path / "one", files_for(pictures, c))
     names = file_names(tmp_path / "one")
     assert names == {name: f"best.pth ({name})" for name in records}
     merge([tmp_path / "two", tmp_path / "one"], tmp_path / "all")
@@ -379,7 +379,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders_and_by_their_content(
 
 def test_a_file_that_is_written_over_while_cells_run_is_not_taken_for_the_first(pictures: Path, tmp_path: Path) -> None:
     path = saved(tmp_path / "last.pth", network(1).state_dict())
-    plan = planned(tmp_path / "out", given(pictures, path))
+    plan = planned(tmp_path / "out", files_for(pictures, path))
     saved(path, network(2).state_dict())
     execute(plan, Registry(), tmp_path / "out")
     (record, *_) = store.read(tmp_path / "out").values()

@@ -32,7 +32,7 @@ def pretrained(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callable[[str], bool]) -> Record:
-    """Return the record that comes out when the chosen initial weights are others."""
+    """Return the record of a cell after the chosen initial weights were changed."""
     out, job, _ = pretrained
     path = store.weights_path(tmp_path, job.after)
     path.parent.mkdir(parents=True)
@@ -44,7 +44,7 @@ def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callab
 
 
 def test_training_starts_from_the_initial_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    # What adds the same number to each channel would be taken away by the next layer norm.
+    # The next layer norm would remove a constant that is added to each channel.
     record = changed(pretrained, tmp_path, lambda name: name == "blocks.0.mlp.fc1.bias")
     assert value(record, "train_loss") != value(pretrained[2], "train_loss")
 
@@ -94,8 +94,8 @@ TIMED = {"images_per_s"}
 
 
 def jobs_of(where: str = "test", more: str = "", **options) -> list[Job]:
-    given = {"plugins": PLUGINS, "model": VIT, "n_train": (40,), "seeds": 1, "where": where, "alone": True} | options
-    return expand(Request(suite="quick-scratch", tasks=(TASK + more,), **given), Registry())
+    fields = {"plugins": PLUGINS, "model": VIT, "n_train": (40,), "seeds": 1, "where": where, "alone": True} | options
+    return expand(Request(suite="quick-scratch", tasks=(TASK + more,), **fields), Registry())
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job], dict
     return out, jobs, {record.label: record for record in inline(jobs, Registry(), out)}
 
 
-def same(one: Record, other: Record) -> bool:
-    numbers = [{k: v for k, v in record.metrics.items() if k not in TIMED} for record in (one, other)]
+def same(first: Record, second: Record) -> bool:
+    numbers = [{k: v for k, v in record.metrics.items() if k not in TIMED} for record in (first, second)]
     left_out = ("timed", "weights")
-    notes = [{k: v for k, v in record.notes.items() if k not in left_out} for record in (one, other)]
-    return numbers[0] == numbers[1] and notes[0] == notes[1] and one.outcomes == other.outcomes
+    notes = [{k: v for k, v in record.notes.items() if k not in left_out} for record in (first, second)]
+    return numbers[0] == numbers[1] and notes[0] == notes[1] and first.outcomes == second.outcomes
 
 
 def test_one_network_is_trained_however_many_strategies_test_it(run) -> None:

@@ -1,4 +1,4 @@
-"""What a user asks of a run: fields, keywords and options are the same."""
+"""The user's input: fields, keywords and options are the same."""
 
 import inspect
 from pathlib import Path
@@ -43,18 +43,18 @@ def test_what_is_no_option_is_refused(name: str) -> None:
 
 
 def test_a_task_with_more_items_than_a_record_holds_is_refused_before_anything_runs() -> None:
-    def asked(n: int) -> Request:
+    def request(n: int) -> Request:
         return Request(suite=TINY, tasks=(f"composite:test={n}",), n_train=(4,), seeds=1)
 
     with pytest.raises(UserError, match="task 'composite': test items; got 200001; allowed: at most 200000"):
-        expand(asked(200_001), Registry())
-    assert expand(asked(200_000), Registry())
+        expand(request(200_001), Registry())
+    assert expand(request(200_000), Registry())
 
 
 def test_data_with_more_items_than_a_record_holds_cost_no_training(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many pictures a folder has is known when they are drawn."""
+    """The number of pictures of a folder is known only after they are drawn."""
     (job,) = job_of("dense", n_train=4)
     monkeypatch.setattr("sparsebench.tasks.base.MOST_ITEMS", 19)
     monkeypatch.setattr(Prepared, "order", property(lambda _: pytest.fail("it was trained")))

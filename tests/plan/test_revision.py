@@ -1,4 +1,4 @@
-"""What runs again: the cells of what has another revision, and no others."""
+"""A run computes the cells of changed revisions again, and no others."""
 
 import json
 import os
@@ -62,11 +62,11 @@ SMALL = {"suite": "quick-scratch", "n_train": 4, "seeds": 1, "jobs": 0}
 
 
 def to_do(out: Path, *names: str, task: str = "composite") -> str:
-    """Return what a dry run says."""
+    """Return the output of a dry run."""
     words = [*names, "--task", f"{task}:{SIZES}", "--n-train", "4", "--seeds", "1", "--out", str(out)]
-    said = CliRunner().invoke(main, ["run", *words, "--suite", "quick-scratch", "--keep", "0.5", "--dry-run"])
-    assert said.exit_code == 0, said.output
-    return said.stdout
+    result = CliRunner().invoke(main, ["run", *words, "--suite", "quick-scratch", "--keep", "0.5", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def run(out: Path, *names: str, task: str = "composite") -> None:
@@ -79,8 +79,8 @@ def changed(path: Path, old: str, new: str) -> None:
     assert old in text
     modified = path.stat().st_mtime
     path.write_text(text.replace(old, new), encoding="utf-8")
-    os.utime(path, (modified + 10, modified + 10))  # Python knows compiled code by size and second
-    sys.modules.pop(path.stem, None)  # as in the next process
+    os.utime(path, (modified + 10, modified + 10))  # Python identifies compiled code by size and second of the source
+    sys.modules.pop(path.stem, None)  # as in a new process
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def mine(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return what installs a distribution `far` with one module; it returns that module's file."""
+    """Return a function that installs a distribution `far` with one module, and returns the module's file."""
 
     def make(text: str) -> Path:
         site = write_distribution(tmp_path / "site", {"mine": "far_module"}, name="far", far_module=text)
@@ -114,9 +114,9 @@ def test_of_a_file_the_code_decides_and_of_what_it_imports(mine: Path, tmp_path:
     total = len(store.read(out))
     for path, old, new in ((mine, "0.25", "0.5"), (tmp_path / "helper.py", "2.0", "3.0")):
         changed(path, old, new)
-        said = to_do(out, str(mine))
+        output = to_do(out, str(mine))
         run(out, str(mine))
-        assert said.startswith(f"1 of {total} cells to run\nrun again: 1 cells of strategy mine: its file changed")
+        assert output.startswith(f"1 of {total} cells to run\nrun again: 1 cells of strategy mine: its file changed")
         assert to_do(out, str(mine)).startswith("0 of ")
     assert len(store.read(out)) == total
 
@@ -127,10 +127,10 @@ def test_an_installed_distribution_declares_its_revision(install: Callable[[str]
     changed(path, "0.25", "0.5")
     assert to_do(out, "mine").startswith("0 of ")
     changed(path, "[int] = 1", "[int] = 2")
-    said = to_do(out, "mine")
+    output = to_do(out, "mine")
     run(out, "mine")
-    assert "\nrun again: 1 cells of strategy mine: its revision is far 2, and was far 1" in said
-    (record,) = (one for one in store.read(out).values() if one.label == "mine")
+    assert "\nrun again: 1 cells of strategy mine: its revision is far 2, and was far 1" in output
+    (record,) = (record for record in store.read(out).values() if record.label == "mine")
     assert (record.origin.distribution, record.origin.version, record.origin.revision) == ("far", "1.5", "2")
 
 
@@ -144,7 +144,7 @@ def test_the_revision_of_a_task_is_part_of_its_cells(
     run(out, *names, task="easy")
     ids = set(store.read(out))
     run(out, *names)
-    revisions = {one.cell.task.name: one.cell.task.revision for one in store.read(out).values()}
+    revisions = {record.cell.task.name: record.cell.task.revision for record in store.read(out).values()}
     assert revisions["composite"] == "" and (revisions["easy"] == "" if installed else "code-" in revisions["easy"])
     changed(path, "made easier", "with less noise")
     assert to_do(out, *names, task="easy").startswith("0 of ")
@@ -164,15 +164,15 @@ def test_records_of_earlier_versions_say_so(mine: Path, tmp_path: Path) -> None:
     text = re.sub(r'"schema_version": \d+', '"schema_version": 3', text)
     (out / "records" / "old.jsonl").write_text(text)
     total = len(store.read(out))
-    assert {one.origin.revision for one in store.read(out).values()} == {"ab" * 32}
-    said = to_do(out, str(mine))
+    assert {record.origin.revision for record in store.read(out).values()} == {"ab" * 32}
+    output = to_do(out, str(mine))
     run(out, str(mine))
-    assert said.startswith(f"{total} of {total} cells") and "its revision is" in said
+    assert output.startswith(f"{total} of {total} cells") and "its revision is" in output
     assert to_do(out, str(mine)).startswith("0 of ")
 
 
 @pytest.mark.parametrize("revision", ["0", "True", "1.0", '"2"'])
 def test_a_revision_is_a_whole_number(mine: Path, tmp_path: Path, revision: str) -> None:
     changed(mine, "[int] = 1", f"[object] = {revision}")
-    said = CliRunner().invoke(main, ["run", str(mine), "--suite", TINY, "--out", str(tmp_path / "out"), "--dry-run"])
-    assert said.exit_code == 2 and "mine.revision must be a whole number" in said.stderr
+    result = CliRunner().invoke(main, ["run", str(mine), "--suite", TINY, "--out", str(tmp_path / "out"), "--dry-run"])
+    assert result.exit_code == 2 and "mine.revision must be a whole number" in result.stderr

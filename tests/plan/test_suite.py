@@ -1,4 +1,5 @@
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,8 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     assert {cell.task.name for cell in cells} == {task.name for task in suite.task}
     assert gaps(suite, cells, registry, any_budget=True) == []
     last = cells[-1]
-    fewer = [
-        one for one in cells if (one.task, one.n_train, one.repetition) != (last.task, last.n_train, last.repetition)
-    ]
+    key = attrgetter("task", "n_train", "repetition")
+    fewer = [cell for cell in cells if key(cell) != key(last)]
     assert gaps(suite, fewer, registry, any_budget=True)
 
 
@@ -101,13 +101,13 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
         pytest.param("[40, 80]", "[]", "n_train", id="no numbers of samples"),
         pytest.param("[40, 80]", "[0]", "n_train", id="no samples"),
         pytest.param("[40, 80]", "[-4]", "n_train", id="fewer than no samples"),
-        pytest.param("[40, 80]", '[40]\ntrack = "frozen"', "goes with network", id="tests of no network"),
-        pytest.param("[40, 80]", '[40]\nnetwork = "networks"', "goes with network", id="a network for no test"),
+        pytest.param("[40, 80]", '[40]\ntrack = "frozen"', "tuned need network", id="tests of no network"),
+        pytest.param("[40, 80]", '[40]\nnetwork = "networks"', "tuned need network", id="a network for no test"),
         pytest.param("[40, 80]", '[40]\nnetwork = "networks"\ntrack = "tuned"', "leave model out", id="two models"),
         pytest.param("[40, 80]", '[40]\ntrack = "cold"', "track", id="no track"),
         pytest.param('title = "own"', "", "title.*required", id="missing key"),
-        pytest.param("seeds = 2", "seeds = ", "no TOML", id="no TOML"),
-        pytest.param("own", "\xff\xfe", "no TOML", id="other bytes"),
+        pytest.param("seeds = 2", "seeds = ", "not valid TOML", id="no TOML"),
+        pytest.param("own", "\xff\xfe", "not valid TOML", id="other bytes"),
     ],
 )
 def test_a_suite_with_a_mistake_is_refused_with_its_place(own: Any, old: str, new: str, says: str) -> None:
@@ -119,7 +119,7 @@ def test_a_suite_with_a_mistake_is_refused_with_its_place(own: Any, old: str, ne
 def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> None:
     registry = Registry()
     jobs = expand(Request(plugins=("all:keep_rate=0.5",), suite=TINY, n_train=(4,), seeds=1), registry)
-    assert {job.cell.strategy.name for job in jobs} == {found.cls.name for found in registry.strategies()}
+    assert {job.cell.strategy.name for job in jobs} == {entry.cls.name for entry in registry.strategies()}
     assert {job.cell.budget.keep_rate for job in jobs if job.label == "attn_topk"} == {0.5}
 
 
@@ -150,12 +150,12 @@ def test_strategies_have_budgets_of_their_own_or_of_the_request_and_baselines_ea
     plugins: str, options: dict[str, Any], budgets: dict[str, str]
 ) -> None:
     jobs = [job for job in jobs_of(*plugins.split(), **options) if job.requested]
-    found = {name: sorted({budget.label for budget in budgets_of(jobs, name)}) for name in budgets}
-    assert found == {name: labels.split(", ") for name, labels in budgets.items()}
+    labels_of = {name: sorted({budget.label for budget in budgets_of(jobs, name)}) for name in budgets}
+    assert labels_of == {name: labels.split(", ") for name, labels in budgets.items()}
 
 
 def test_a_suite_of_ones_own_says_what_is_run_and_a_request_says_it_instead(own: Any) -> None:
-    def found(**options: Any) -> tuple[set[Any], ...]:
+    def sets_of(**options: Any) -> tuple[set[Any], ...]:
         suite = own(TOML + "\nbudgets = [{macs = 0.75}]")
         cells = [job.cell for job in expand(Request(suite=suite, **options), Registry()) if job.label == "attn_topk"]
         assert {(cell.model.params["depth"], cell.task.params["epochs"]) for cell in cells} == {(3, 1)}
@@ -163,9 +163,9 @@ def test_a_suite_of_ones_own_says_what_is_run_and_a_request_says_it_instead(own:
         return tests, {(cell.n_train, cell.repetition) for cell in cells}, {cell.budget.label for cell in cells}
 
     both = {(n, k) for n in (40, 80) for k in (0, 1)}
-    assert found(plugins=("attn_topk",)) == ({40}, both, {"macs 0.75 @1,2"})
-    asked = {"tasks": ("composite:test=20,30",), "seeds": 3, "n_train": (4,), "keep": (0.5,)}
-    assert found(plugins=("attn_topk",), **asked) == (
+    assert sets_of(plugins=("attn_topk",)) == ({40}, both, {"macs 0.75 @1,2"})
+    options = {"tasks": ("composite:test=20,30",), "seeds": 3, "n_train": (4,), "keep": (0.5,)}
+    assert sets_of(plugins=("attn_topk",), **options) == (
         {20, 30},
         {(4, k) for k in range(3)},
         {"keep 0.5 power-floor @1,2"},
@@ -296,7 +296,7 @@ TWO_TASKS = suite_text(
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Any:
-    """Return a function from a plugin's words to its budgets' names by task."""
+    """Return a function that returns the labels of a plugin's budgets by task."""
 
     def find(words: str, text: str = TWO_TASKS) -> dict[str, set[str]]:
         path = tmp_path / "mine.toml"
@@ -334,8 +334,9 @@ def labels(tmp_path: Path) -> Any:
 def test_a_budget_has_one_name_on_all_tasks_and_blocks_as_asked_for_or_the_suites_or_the_strategys(
     labels: Any, words: str, label: str, everywhere: bool
 ) -> None:
-    found = labels(words)
-    assert found["composite"] == set(label.split(", ")) and (not everywhere or found["plain"] == found["composite"])
+    budgets = labels(words)
+    assert budgets["composite"] == set(label.split(", "))
+    assert not everywhere or budgets["plain"] == budgets["composite"]
 
 
 def test_a_tasks_own_budgets_keep_their_blocks_and_another_model_has_its_own(labels: Any) -> None:

@@ -62,8 +62,8 @@ def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_mos
     cell = job.cell.model_copy(update={"where": "test"})
     test = job.model_copy(update={"cell": cell, "network": "f" * 16})
     expected = Expected([job, test], [took(job, 60.0, 5), took(job, 60.0, 7), took(test, 0.5)])
-    assert [expected.seconds(one) for one in (job, test)] == [60.0, 0.5]
-    assert [expected.memory(one) for one in (job, test)] == [7, None]
+    assert [expected.seconds(each) for each in (job, test)] == [60.0, 0.5]
+    assert [expected.memory(each) for each in (job, test)] == [7, None]
 
 
 def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
@@ -95,8 +95,8 @@ def test_a_plan_has_the_longest_first_by_what_the_folder_has(tmp_path: Path, rer
     [
         (8, 0, [0, 1, 2, 8, 20], [0], [80.0, 80.0, 40.0, 10.0, 10.0]),
         (2, 1, [1], [0, 4], [20.0, 16.0]),
-        (2, 1, [2], [4], [10.0]),  # the other takes as long, whoever helps
-        (1, 1, [1], [0, 6, 8, 10, 100, 1000], [10.0, 4.0, 2.0, 2.5, 25.0, 250.0]),  # longer at work than expected
+        (2, 1, [2], [4], [10.0]),  # a cell is not shared by workers
+        (1, 1, [1], [0, 6, 8, 10, 100, 1000], [10.0, 4.0, 2.0, 2.5, 25.0, 250.0]),  # takes longer than expected
         (8, 8, [1], [40], [40.0]),  # cells that one worker trains together share its time
     ],
 )
@@ -123,14 +123,14 @@ def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() 
     remaining.done(took(jobs[0], 60.0))
     assert remaining.time_left(1, 50.0) == pytest.approx(120.0)
     remaining.begin([jobs[1].cell.id], 0.0, 50.0)
-    remaining.begin([jobs[1].cell.id], 0.05, 60.0)  # which counts more than what others took
+    remaining.begin([jobs[1].cell.id], 0.05, 60.0)  # its own progress counts more than finished cells
     assert remaining.time_left(2, 60.0) == pytest.approx(190.0)
 
 
 def simulated(
     jobs: list[Job], seconds: dict[str, float], workers: int
 ) -> tuple[float, list[tuple[float, float | None]]]:
-    """Return when a run that begins at 0 is over, and when it estimated what; `seconds` is what each cell takes."""
+    """Return the end of a simulated run that begins at 0, and its estimates with their times."""
     expected = Expected(jobs)
     queue = Queue(expected.longest_first())
     now, under_way, idle, estimates = 0.0, list[tuple[float, int, Job]](), set(range(workers)), []
@@ -163,5 +163,5 @@ def test_from_a_fifth_on_the_estimate_is_near_what_is_left_of_a_run_of_unequal_c
     assert len(later) > 20
     for left, guess in later:
         assert guess is not None
-        # Near the end differences between like cells decide, of which nobody knows before.
+        # Near the end, random differences between cells of one kind decide.
         assert abs(guess - left) < longest or left / 1.5 < guess < left * 1.5

@@ -1,4 +1,4 @@
-"""Tracks that begin with networks which another suite trained: frozen and tuned."""
+"""The tracks frozen and tuned, which start from networks that another suite trained."""
 
 import shutil
 from pathlib import Path
@@ -56,21 +56,21 @@ def trained(suites: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def records(suites: tuple[Path, Path], trained: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
-    """Return the records of the suite that begins with them."""
+    """Return the records of the suite that starts from these networks."""
     out = tmp_path_factory.mktemp("tests")
     plugins = [word for name in PLUGINS for word in ("--plugin", name)]
     result = run(suites[1], out, "--networks", str(trained), *plugins)
     assert result.exit_code == 0, result.output
-    assert not (out / "weights").exists()  # nothing was trained that others begin with
+    assert not (out / "weights").exists()  # no network was trained for other cells
     return list(store.read(out).values())
 
 
 def chosen(records: list[Record], track: str, label: str, macs: float, repetition: int = 0) -> Record:
-    (found,) = (
+    (record,) = (
         r for r in records if (r.cell.track, r.label, r.cell.budget.macs) == (track, label, macs)
         and r.cell.repetition == repetition
     )  # fmt: skip
-    return found
+    return record
 
 
 @pytest.mark.parametrize("repetition", [0, 1])
@@ -97,7 +97,7 @@ def test_what_must_be_trained_is_unsupported_in_the_frozen_track_which_names_its
 def test_tuning_begins_with_the_whole_network_and_trains_it(records: list[Record], trained: Path) -> None:
     tuned, frozen = chosen(records, "tuned", "dense", 1.0), chosen(records, "frozen", "dense", 1.0)
     assert tuned.outcomes is not None and frozen.outcomes is not None
-    assert tuned.outcomes.predicted == frozen.outcomes.predicted  # the step size is as good as 0, its output layer too
+    assert tuned.outcomes.predicted == frozen.outcomes.predicted  # a step size near 0, and the same output layer
     assert frozen.cell.init is not None
     assert tuned.notes["initial_weights"] == store.read(trained)[frozen.cell.init.id].notes["weights"]
     assert tuned.metrics["steps"].value == 2
@@ -110,7 +110,7 @@ def test_the_board_never_ranks_two_tracks_together(records: list[Record]) -> Non
 
     rankings = judge(map(flatten, records), by="task").rankings
     assert len(rankings) == 2
-    assert sorted(set(one.rows["strategy"]) for one in rankings) == sorted(
+    assert sorted(set(ranking.rows["strategy"]) for ranking in rankings) == sorted(
         [{"dense", "attn_topk"}, {"dense", "attn_topk", "dynamic_vit", "patch_dropout"}]
     )
 
@@ -136,7 +136,7 @@ def test_networks_that_were_changed_or_are_others_or_are_not_there_are_one_line(
     path = next((copy / "weights").iterdir())
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     for suite, folder, says in (
-        (suites[1], copy, "is not the network that was trained"),
+        (suites[1], copy, "is not the trained network"),
         (suites[1], tmp_path, "has none of the networks"),
         (Path("quick"), trained, "has none of the networks"),
     ):
@@ -160,8 +160,8 @@ def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are
     whole = Request(plugins=("attn_topk",), suite=str(suites[1]), n_train=(50,))
     with pytest.raises(UserError, match="tests trained networks on composite"):
         expand(whole, Registry())
-    one = Request(plugins=("attn_topk",), suite=str(suites[1]), tasks=("composite",), n_train=(50,))
-    assert {job.cell.track for job in expand(one, Registry())} == {"scratch"}
+    named = Request(plugins=("attn_topk",), suite=str(suites[1]), tasks=("composite",), n_train=(50,))
+    assert {job.cell.track for job in expand(named, Registry())} == {"scratch"}
     with pytest.raises(UserError, match="track frozen; got train; allowed: both, test"):
         expand(Request(suite=str(suites[1]), where="train"), Registry())
 
@@ -169,14 +169,14 @@ def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are
 def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(tmp_path: Path) -> None:
     networks = Networks(tmp_path, {})
     jobs = expand(Request(suite="networks"), Registry())
-    found = [job.cell.task.name for job in jobs if networks.elsewhere(job.cell.id) is not None]
-    assert sorted(found) == ["composite"] * 24 + ["spurious"] * 6
+    tasks = [job.cell.task.name for job in jobs if networks.elsewhere(job.cell.id) is not None]
+    assert sorted(tasks) == ["composite"] * 24 + ["spurious"] * 6
 
 
 def test_what_a_training_decided_is_not_asked_of_its_test(suites: tuple[Path, Path]) -> None:
     for parameter in ("epochs=3", "canvas=32"):
         request = Request(suite=str(suites[1]), tasks=(f"composite:{parameter}",))
-        with pytest.raises(UserError, match="which training decides"):
+        with pytest.raises(UserError, match=", set by training"):
             expand(request, Registry())
     assert expand(Request(suite=str(suites[1]), tasks=("composite:test=20",)), Registry())
 
@@ -184,9 +184,9 @@ def test_what_a_training_decided_is_not_asked_of_its_test(suites: tuple[Path, Pa
 def test_networks_of_two_trainings_are_two_settings(records: list[Record]) -> None:
     from sparsebench.records.table import row_of
 
-    one = chosen(records, "frozen", "dense", 1.0)
-    assert one.cell.init is not None
-    longer = one.cell.init.model_copy(update={"n_train": 160})
-    other = one.model_copy(update={"cell": one.cell.model_copy(update={"init": longer})})
+    record = chosen(records, "frozen", "dense", 1.0)
+    assert record.cell.init is not None
+    longer = record.cell.init.model_copy(update={"n_train": 160})
+    other = record.model_copy(update={"cell": record.cell.model_copy(update={"init": longer})})
     again = chosen(records, "frozen", "dense", 1.0, repetition=1)
-    assert row_of(one)["setting"] == row_of(again)["setting"] != row_of(other)["setting"]
+    assert row_of(record)["setting"] == row_of(again)["setting"] != row_of(other)["setting"]

@@ -1,4 +1,4 @@
-"""Trained weights tested as they are, on folders of pictures: from the request to the records and boards."""
+"""Tests of trained weights on folders of pictures, from the request to records and boards."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def planned(out: Path, files: Files, **options: Any) -> planner.Plan:
 
 
 def executed(out: Path, files: Files, execution: Execution | None = None, **options: Any) -> dict[str, Record]:
-    """Return what a run adds to the records of a folder, by strategy."""
+    """Return the records that a run adds to a folder, by strategy."""
     before = set(store.read(out)) if out.exists() else set()
     options = {"suite": "folder", "tasks": (TASK,), "model": f"timm:{ARCH}", "plugins": ("attn_topk",)} | options
     runs.run(Request(**options), files, execution or Execution("cpu", jobs=0), Registry(), out)
@@ -84,14 +84,14 @@ def records(both: Any) -> dict[str, Record]:
 
 def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(files: Files, tmp_path: Path) -> None:
     request = Request(suite="folder", tasks=(TASK,), model=f"timm:{ARCH}", keep=(0.5,))
-    found = compare(("attn_topk", "random"), request, Trainer(files, Execution("cpu", jobs=0), tmp_path), 2)
-    assert list(found.stages) == [0, 3, 6]  # of four patches one is left then
-    assert {(row["relevant_kept_a"], row["relevant_kept_b"]) for row in rows(found)} == {(None, None)}
-    assert found.scene is not None and not found.scene.matters.any()
+    comparison = compare(("attn_topk", "random"), request, Trainer(files, Execution("cpu", jobs=0), tmp_path), 2)
+    assert list(comparison.stages) == [0, 3, 6]  # one of four patches is left at the end
+    assert {(row["relevant_kept_a"], row["relevant_kept_b"]) for row in rows(comparison)} == {(None, None)}
+    assert comparison.scene is not None and not comparison.scene.matters.any()
 
 
 def answers(pictures: Path, weights: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the bare timm model answers: (21,) classes, and whether the label is among the first five."""
+    """Return the timm model's own (21,) predictions, and whether the label is among the first five."""
     cfg = {"file": str(weights), "num_classes": 1000}
     model = timm.create_model(ARCH, img_size=CANVAS, pretrained=True, pretrained_cfg_overlay=cfg).eval()
     paths = sorted((pictures / "val").rglob("*.png"))
@@ -169,25 +169,25 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "says"),
+    ("has_weights", "options", "says"),
     [
         (True, {"n_train": (4,)}, "'folder' trains nothing; .*leave --n-train out"),
         (True, {"where": "train"}, "on task 'folder'.*; got train; allowed: both, test"),
-        (True, {"model": f"timm:arch={ARCH},precision=bfloat16", "precision": "float32"}, "'timm' has a precision"),
+        (True, {"model": f"timm:arch={ARCH},precision=bfloat16", "precision": "float32"}, "has another precision"),
         (False, {}, "task 'folder' tests trained weights; give --pretrained or --weights"),
         (False, {"model": "vit"}, "model 'vit' has none"),
         (False, {"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),
     ],
 )
 def test_what_trains_or_has_no_weights_is_refused(
-    files: Files, tmp_path: Path, given: bool, options: Any, says: str
+    files: Files, tmp_path: Path, has_weights: bool, options: Any, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        planned(tmp_path, files if given else Files(files.images), **options)
+        planned(tmp_path, files if has_weights else Files(files.images), **options)
 
 
 def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
-    """Return what the command line does where the hub's cache is that folder and there is no network."""
+    """Return the result of the command without network access, with the hub's cache in a folder."""
     line = [sys.executable, "-m", "sparsebench", "run", *map(str, arguments)]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
     return subprocess.run(line, capture_output=True, text=True, timeout=300, env=env)
@@ -212,10 +212,10 @@ def test_what_was_fetched_is_used_and_named_and_what_cannot_be_is_one_error(
     save_file(load_file(weights), snapshot / "model.safetensors")
     done = command(*ask, "--pretrained", "--out", out, "--jobs", 0, cache=tmp_path / "hub")
     assert done.returncode == 0, done.stderr
-    found = {record.cell.strategy.name: record for record in store.read(out).values()}
+    records = {record.cell.strategy.name: record for record in store.read(out).values()}
     predicted, _ = answers(pictures, weights)
-    assert found["dense"].metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
-    assert {record.notes["initial_weights"] for record in found.values()} == {f"hf-hub:timm/{ARCH}.fb_in1k"}
+    assert records["dense"].metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
+    assert {record.notes["initial_weights"] for record in records.values()} == {f"hf-hub:timm/{ARCH}.fb_in1k"}
 
 
 def test_a_folder_has_one_name_whatever_else_is_asked_for(pictures: Path, weights: Path, tmp_path: Path) -> None:
@@ -260,14 +260,14 @@ def test_pictures_are_cut_as_the_model_s_weights_want_it_unless_it_is_said(arch:
     keys = ("canvas", "crop", "resize", "filter")
     task = Folder(images="folder-0").with_cut(Timm(arch=arch).cut())
     assert tuple(task.model_dump()[key] for key in keys) == own
-    said = Folder(images="folder-0", canvas=32, crop=0.5, resize="squash", filter="bilinear")
-    assert said.with_cut(Timm(arch=arch).cut()) == said
+    task = Folder(images="folder-0", canvas=32, crop=0.5, resize="squash", filter="bilinear")
+    assert task.with_cut(Timm(arch=arch).cut()) == task
 
 
 def test_the_cells_have_the_model_s_numbers(files: Files, tmp_path: Path) -> None:
     for job in planned(tmp_path, files, tasks=("folder:crop=0.8",)).jobs:
-        found = job.cell.task.params
-        assert (found["canvas"], found["crop"], found["resize"], found["filter"]) == (224, 0.8, "short", "bicubic")
+        params = job.cell.task.params
+        assert (params["canvas"], params["crop"], params["resize"], params["filter"]) == (224, 0.8, "short", "bicubic")
 
 
 # ---- precisions and batches
@@ -290,8 +290,8 @@ def test_no_board_mixes_two_precisions(both: Any) -> None:
     assert len(shown) == len(halved) == len(single) - 1 and shown in of
     table = sparsebench.leaderboard(out, by="task")
     assert len(table) == 2 * len(shown) and sum("precision=bfloat16" in name for name in set(table["model"])) == 1
-    said = sorted(about(one) for one in settings_of(frame_of(sparsebench.load_records(out))))
-    assert ["in bfloat16" in line for line in said].count(True) == 1 == len(said) - 1
+    lines = sorted(about(one) for one in settings_of(frame_of(sparsebench.load_records(out))))
+    assert ["in bfloat16" in line for line in lines].count(True) == 1 == len(lines) - 1
 
 
 def test_networks_of_a_suite_are_tested_in_bfloat16_and_trained_as_ever(tmp_path: Path) -> None:
@@ -330,9 +330,9 @@ def test_a_batch_that_is_asked_for_is_tried_and_said_and_halved_where_there_is_n
 ) -> None:
     (tmp_path / "hungry.py").write_text(HUNGRY)
     named = ("attn_topk", str(tmp_path / "hungry.py"))
-    found = executed(tmp_path / "out", files, Execution("cpu", jobs=0, batch=20), plugins=named)
-    assert found.pop("hungry").notes["test_batch"] == "5; the device had no memory for 20"
-    for name, record in found.items():
+    batched = executed(tmp_path / "out", files, Execution("cpu", jobs=0, batch=20), plugins=named)
+    assert batched.pop("hungry").notes["test_batch"] == "5; the device had no memory for 20"
+    for name, record in batched.items():
         assert record.cell_id == records[name].cell_id and record.notes["test_batch"] == "20"
         assert record.outcomes == records[name].outcomes and "test_batch" not in records[name].notes
 
@@ -355,8 +355,8 @@ def cells(files: Files, out: Path, *plugins: str, **options: Any) -> list[Cell]:
     return [job.cell for job in planned(out, files, **options).jobs]
 
 
-def names(found: list[Cell]) -> set[str]:
-    return {cell.strategy.name for cell in found}
+def names(cells: list[Cell]) -> set[str]:
+    return {cell.strategy.name for cell in cells}
 
 
 def test_each_checkpoint_is_tested_with_the_baselines_at_each_budget(two: Files, tmp_path: Path) -> None:
@@ -373,13 +373,13 @@ def test_each_checkpoint_is_tested_with_the_baselines_at_each_budget(two: Files,
 def test_all_are_those_that_need_no_training_and_cost_no_more_than_dense_and_others_are_named(
     files: Files, tmp_path: Path
 ) -> None:
-    found = names(cells(files, tmp_path, "all"))
-    every = {one.cls.name: one.cls for one in Registry().strategies()}
+    tested = names(cells(files, tmp_path, "all"))
+    every = {entry.cls.name: entry.cls for entry in Registry().strategies()}
     out = {"a_vit", "diffrate_search", "dynamic_vit", "patch_merger", "sinkhorn", "sit", "tnt", "token_learner",
            "patch_dropout", "fisher_mask", "oracle", "anti_oracle", "perturbation"}  # fmt: skip
-    assert set(every) - found == out & set(every)
-    assert all(every[name].trained is False and not every[name].fits() for name in found)
-    assert names(cells(files, tmp_path, "all", "perturbation")) - found == {"perturbation"}
+    assert set(every) - tested == out & set(every)
+    assert all(every[name].trained is False and not every[name].fits() for name in tested)
+    assert names(cells(files, tmp_path, "all", "perturbation")) - tested == {"perturbation"}
 
 
 def test_each_folder_of_pictures_is_a_test_of_its_own(two: Files, tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_each_folder_of_pictures_is_a_test_of_its_own(two: Files, tmp_path: Path
     assert {cell.task.params["among"] for cell in every} == {"folders"}
     for wrong, options, says in (
         (Files(("cifar10", "digits")), {"suite": "quick-scratch", "tasks": ("composite",)}, "take one set.*got 2 sets"),
-        (Files(two.images, "photos", weights=two.weights), {}, "--backgrounds is taken by no task.*; got folder"),
+        (Files(two.images, "photos", weights=two.weights), {}, "--backgrounds is not used by any task.*; got folder"),
     ):
         with pytest.raises(UserError, match=says):
             cells(wrong, tmp_path / "out", **options)

@@ -26,7 +26,7 @@ OFTEN = 1e-9
 
 
 class Killed(KeyboardInterrupt):
-    """As good as a signal: no cell that is run in this process handles it."""
+    """Stands for a signal: no cell that runs in this process handles it."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def run(job: Job, out: Path, every: float = OFTEN) -> Record:
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[..., Path]:
-    """Return a function that runs the job, or another, until a checkpoint was written so many times, and its path."""
+    """Return a function that runs a job until a checkpoint was written `times` times, and returns its path."""
 
     def kill(out: Path, times: int, job: Job = job) -> Path:
         written = 0
@@ -67,9 +67,9 @@ def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[..., Path]:
 
 
 def measured(record: Record) -> dict[str, Any]:
-    """Return what must not depend on the way there."""
-    found = what_was_measured(record)
-    return {name: found[name] for name in ("metrics", "outcomes", "trajectory", "status")}
+    """Return the results that must not depend on interruptions."""
+    values = what_was_measured(record)
+    return {name: values[name] for name in ("metrics", "outcomes", "trajectory", "status")}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_cell_goes_on_from_its_checkpoint(
     tmp_path: Path, job_of: Any, killed: Callable[..., Path], plugin: str, times: int
 ) -> None:
     *starts, job = job_of(plugin, TASK, n_train=40, model=VIT)
-    *_, whole = inline([*starts, job], Registry(), tmp_path, 0)  # which leaves no records
+    *_, whole = inline([*starts, job], Registry(), tmp_path, 0)  # stores no records
     path = killed(tmp_path, times, job)
     assert path.exists()
     record = run(job, tmp_path)
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_is_torn_or_made_by_something_else_is_not_used(
         torch.save(written, path)
     record = run(job, tmp_path, 60)
     assert "resumed" not in record.notes and measured(record) == measured(whole)
-    assert ("starts anew" if "byte" in what else f"it was made with another {what}") in caplog.text
+    assert ("is not used" if "byte" in what else f"it was made with another {what}") in caplog.text
 
 
 @pytest.mark.parametrize("every", [0, 60])

@@ -1,4 +1,4 @@
-"""What a bad strategy does to its own cells, and not to others; what the same command heals."""
+"""A bad strategy affects its own cells only; the same command repairs missing weights."""
 
 import logging
 import threading
@@ -35,13 +35,13 @@ if not os.environ.get("IT_LEFT_ONE"):
 """
 HANGS = "clings"
 SECONDS = 20.0
-"""What the cell that hangs may take: on a slow machine it has begun to hang by then."""
+"""The time limit of the cell that hangs. Even on a slow machine it hangs before."""
 MEMORY = int(1.25 * 2**30)
 
 
 @pytest.fixture(scope="module")
 def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Record], Path]:
-    """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
+    """Return the records of bad strategies and of good ones that run after them, by strategy, and the folder."""
     out = tmp_path_factory.mktemp("contained")
     orphans = write_strategy(out / "orphans.py", ORPHANS, "import os, time")
     plugins = (*(str(samples / f"{name}.py") for name in BAD), str(orphans))
@@ -132,7 +132,7 @@ def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> d
     for name, (first, then) in kinds.items():
         paths.insert(0, write_strategy(out / f"{name}.py", f"import torch; {then}", f"import torch\n{first}"))
     request = Request(suite="quick-scratch", plugins=tuple(map(str, paths)), tasks=(COMPOSITE,), n_train=(20,), seeds=1)
-    with pytest.MonkeyPatch.context() as patch:  # a file is loaded here too
+    with pytest.MonkeyPatch.context() as patch:  # files are loaded in this process too
         patch.setattr(torch.nn.GELU, "forward", torch.nn.GELU.forward)
         patch.setattr(seeds, "seed_of", seeds.seed_of)
         jobs = sorted(expand(request, Registry()), key=lambda job: job.label in GOOD)
@@ -151,13 +151,13 @@ def test_no_kind_of_change_reaches_another(samples: Path, tmp_path: Path) -> Non
 
 def test_a_job_has_only_the_files_that_bring_its_strategy_and_task(samples: Path) -> None:
     files = str(samples / "good.py"), str(samples / "brings_task.py")
-    found = {(job.cell.task.name, job.label): job for job in jobs_of(*files, tasks=("composite", "small"))}
-    names = {key: {Path(path).name for path in job.files} for key, job in found.items()}
-    assert names["composite", "dense"] == set() and found["composite", "dense"].code == ()
+    jobs = {(job.cell.task.name, job.label): job for job in jobs_of(*files, tasks=("composite", "small"))}
+    names = {key: {Path(path).name for path in job.files} for key, job in jobs.items()}
+    assert names["composite", "dense"] == set() and jobs["composite", "dense"].code == ()
     assert names["composite", "norm"] == {"good.py"}
     assert names["small", "dense"] == {"brings_task.py"}
     assert names["small", "norm"] == {"good.py", "brings_task.py"}
-    assert len(found["small", "norm"].code) == 3
+    assert len(jobs["small", "norm"].code) == 3
 
 
 ENDS = """
@@ -183,8 +183,8 @@ def test_a_cell_whose_worker_is_killed_is_tried_once_more_and_one_that_ends_by_a
     with caplog.at_level(logging.WARNING):
         records = {record.label: record for record in local(jobs, 1, tmp_path)}
     assert records["oracle"].status == "ok" and records["ends"].status == status
-    said = [line for line in caplog.messages if how in line and "ends" in line and "it is tried once more" in line]
-    assert len(said) == len(caplog.messages) == tried - 1
+    warnings = [line for line in caplog.messages if how in line and "ends" in line and "it is tried once more" in line]
+    assert len(warnings) == len(caplog.messages) == tried - 1
     if status == "crashed":
         assert how in reason(records["ends"]) and len(tries.read_text().split()) == tried
 
@@ -196,7 +196,7 @@ STARTED: dict[str, Any] = {
 
 
 def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
-    """Give the command, and do something to the records of cells that others begin with; return what the store has."""
+    """Run the request, and pass records of cells that others start from to `disturb`; return the stored records."""
     jobs = {job.cell.id: job for job in planned(out, **STARTED).jobs}
 
     def disturbed(queue: Queue, setting: Setting) -> Generator[Record, None, None]:

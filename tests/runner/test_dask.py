@@ -78,8 +78,8 @@ def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
     tmp_path: Path, samples: Path, cluster: clusters.Cluster
 ) -> None:
     before = cluster.client.run(os.getpid)
-    found = list(records_of(cluster, jobs_of(str(samples / "segfaults.py"), n_train=(4,)), tmp_path))
-    status = {record.label: record.status for record in found}
+    records = list(records_of(cluster, jobs_of(str(samples / "segfaults.py"), n_train=(4,)), tmp_path))
+    status = {record.label: record.status for record in records}
     assert status.pop("segfaults") == "crashed" and set(status.values()) == {"ok"}
     assert cluster.client.run(os.getpid) == before
 
@@ -88,13 +88,13 @@ def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
 def test_a_killed_worker_costs_no_record(tmp_path: Path, cluster: clusters.Cluster) -> None:
     jobs = jobs_of(tasks=(LONG,), seeds=6)
     pids = list(cluster.client.run(os.getpid).values())
-    found = []
+    records = []
     for record in records_of(cluster, jobs, tmp_path):
-        found.append(record)
-        if len(found) == 10:
+        records.append(record)
+        if len(records) == 10:
             os.kill(pids[0], signal.SIGKILL)
-    assert sorted(record.cell_id for record in found) == sorted(job.cell.id for job in jobs)
-    assert {record.status for record in found} == {"ok"}
+    assert sorted(record.cell_id for record in records) == sorted(job.cell.id for job in jobs)
+    assert {record.status for record in records} == {"ok"}
 
 
 @pytest.mark.slow
@@ -103,12 +103,12 @@ def test_a_cell_with_which_workers_are_lost_is_tried_as_often_as_the_scheduler_a
 ) -> None:
     noted = tmp_path / "noted"
     plugin = f"{samples / 'ends_its_machine.py'}:noted={noted}"
-    found = {record.label.partition("(")[0]: record for record in records_of(
+    records = {record.label.partition("(")[0]: record for record in records_of(
         cluster, jobs_of(plugin, n_train=(4,)), tmp_path / "out"
     )}  # fmt: skip
-    bad = found.pop("ends_its_machine")
+    bad = records.pop("ends_its_machine")
     assert bad.status == "crashed" and bad.failure is not None and "were lost" in bad.failure.reason
-    assert {record.status for record in found.values()} == {"ok"}
+    assert {record.status for record in records.values()} == {"ok"}
     assert noted.read_text().count("begun") == 4, "three losses are allowed"
 
 
@@ -120,7 +120,7 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
     begun = threading.Event()
     running = records_of(cluster, jobs, tmp_path, on_begin=lambda cells, share: begun.set())
 
-    def wait() -> None:  # whether a client that is closed tells who waits for it is no matter here
+    def wait() -> None:  # a closed client may or may not raise here
         with suppress(UserError):
             next(running)
 
@@ -133,14 +133,14 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    jobs, found = jobs_of(tasks=(LONG,), seeds=10), []
+    jobs, records = jobs_of(tasks=(LONG,), seeds=10), []
     queue = Queue(jobs)
     for record in cluster.records(queue, Setting(out=tmp_path, device="cpu")):
-        found.append(record)
+        records.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
         queue.close()
-    assert 0 < len(found) <= clusters.LEAST + 1, "those that the scheduler had, and no others"
-    assert {record.status for record in found} == {"ok"}
+    assert 0 < len(records) <= clusters.LEAST + 1, "those that the scheduler had, and no others"
+    assert {record.status for record in records} == {"ok"}
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
     tmp_path: Path, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "__version__", "99.0")
-    with pytest.raises(UserError, match=r"another sparsebench; got .* allowed: 99.0"):
+    with pytest.raises(UserError, match=r"another version of sparsebench; got .* allowed: 99.0"):
         list(records_of(cluster, jobs_of(), tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Devices, limits, threads, what a machine is, and cells that have it for themselves (--exclusive)."""
+"""Devices, limits, threads, the recorded environment, and exclusive use of a device (--exclusive)."""
 
 import json
 import mmap
@@ -74,7 +74,7 @@ def no_gpus_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gpus_of(device: str, workers: int, gpus: int) -> list[str]:
-    """Return what each worker is told that it sees."""
+    """Return CUDA_VISIBLE_DEVICES of each worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "gpus", lambda: gpus)
         return [place["CUDA_VISIBLE_DEVICES"] for place in places(device, workers)]
@@ -120,12 +120,12 @@ MIB = 2**20
 
 
 def limits(timeout: Any, memory: Any, jobs: int = 1) -> tuple[float, float]:
-    """Return what a user asks for."""
+    """Return the limits that the options set."""
     return Execution(timeout=timeout, memory_limit=memory, jobs=jobs).limits()
 
 
 @pytest.mark.parametrize(
-    ("seconds", "size", "given"),
+    ("seconds", "size", "limit"),
     [
         (30, 0, ("30", None)), (1.5, 0, (1.5, "0")), (90, 0, ("90s", None)), (600, 0, ("10 min", None)),
         (5400, 0, ("1.5h", None)), (86400, 0, ("1d", None)), (0.5, 0, (".5", None)), (0, 0, ("0", None)),
@@ -133,28 +133,28 @@ def limits(timeout: Any, memory: Any, jobs: int = 1) -> tuple[float, float]:
         (TIMEOUT, 9 * 10**8, (None, "900MB")), (TIMEOUT, 2**31, (None, 2**31)),
     ],
 )  # fmt: skip
-def test_a_limit_is_a_number_with_or_without_a_unit(seconds: float, size: int, given: tuple[Any, Any]) -> None:
-    assert limits(*given) == (seconds, size)
+def test_a_limit_is_a_number_with_or_without_a_unit(seconds: float, size: int, limit: tuple[Any, Any]) -> None:
+    assert limits(*limit) == (seconds, size)
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--memory-limit"])
-@pytest.mark.parametrize("given", ["", "-1", "soon", "1e3", "10x", "nan", "inf", "1 h 2", "١", -1, "4Gib2", "100"])
-def test_another_limit_is_refused(option: str, given: Any) -> None:
-    if (option, given) != ("--timeout", "100"):
+@pytest.mark.parametrize("limit", ["", "-1", "soon", "1e3", "10x", "nan", "inf", "1 h 2", "١", -1, "4Gib2", "100"])
+def test_another_limit_is_refused(option: str, limit: Any) -> None:
+    if (option, limit) != ("--timeout", "100"):
         with pytest.raises(UserError, match=f"{option}; got.*allowed: "):
-            limits(*((given, None) if option == "--timeout" else (None, given)))
+            limits(*((limit, None) if option == "--timeout" else (None, limit)))
 
 
-@pytest.mark.parametrize(("option", "given"), [("--timeout", ("1h", None)), ("--memory-limit", (None, "4GiB"))])
-def test_without_a_worker_process_no_limit_can_be_held(option: str, given: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize(("option", "limit"), [("--timeout", ("1h", None)), ("--memory-limit", (None, "4GiB"))])
+def test_without_a_worker_process_no_limit_can_be_held(option: str, limit: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match=f"{option} needs a worker process.*--jobs 1"):
-        limits(*given, jobs=0)
+        limits(*limit, jobs=0)
     assert limits(None, None, jobs=0) == limits(None, None)
 
 
 def test_memory_is_counted_when_it_is_used() -> None:
     before = memory_over([os.getpid()], 0)
-    with mmap.mmap(-1, 50 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:  # none that was freed before
+    with mmap.mmap(-1, 50 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:  # no reused memory
         pages.write(b"1" * (50 * MIB))
         assert 40 * MIB < memory_over([os.getpid()], 0) - before < 130 * MIB
         assert memory_over([os.getpid()], before + 30 * MIB) >= before + 30 * MIB
@@ -165,29 +165,29 @@ def test_memory_that_two_processes_share_is_counted_once() -> None:
     with mmap.mmap(-1, 100 * MIB) as shared:
         shared.write(b"1" * (100 * MIB))
         alone = memory_over([os.getpid()], 0)
-        told, tell = os.pipe()
+        reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             sum(shared[k] for k in range(0, 100 * MIB, 4096))
-            os.read(told, 1)
+            os.read(reader, 1)
             os._exit(0)
         together = memory_over([os.getpid(), child], 0)
-        os.write(tell, b"1")
+        os.write(writer, b"1")
         os.waitpid(child, 0)
-        os.close(told)
-        os.close(tell)
+        os.close(reader)
+        os.close(writer)
     assert together - alone < 60 * MIB
 
 
 @pytest.fixture(autouse=True)
 def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep these runs apart from others of this machine."""
+    """Use locks of these tests' own, not those of other runs on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
 @pytest.mark.slow
 def test_runs_on_one_machine_take_turns_and_waiting_is_none_of_a_cells_seconds(tmp_path: Path) -> None:
-    """One run is in this process, one in a worker, which waits for longer than a cell may take."""
+    """One run is in this process, one in a worker. The worker waits for longer than its time limit."""
     jobs, records = jobs_of(n_train=(4,)), list[Record]()
     log, how = tmp_path / "worker" / "logs" / "worker-0.log", {"timeout": 30.0, "exclusive": True}
     runs = [
@@ -207,7 +207,7 @@ def test_runs_on_one_machine_take_turns_and_waiting_is_none_of_a_cells_seconds(t
     assert sum(record.seconds for record in records) <= time.monotonic() - released + 0.01
     assert [record.status for record in records] == ["ok"] * 2 * len(jobs)
     spans = sorted((datetime.fromisoformat(record.started).timestamp(), record.seconds) for record in records)
-    assert min(after - (begun + took) for (begun, took), (after, _) in pairwise(spans)) > -0.002  # they are rounded
+    assert min(after - (begun + took) for (begun, took), (after, _) in pairwise(spans)) > -0.002  # seconds are rounded
 
 
 def test_several_workers_at_a_time_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The queue of a run, and its engines: what each cell gives, whoever it runs beside, and what a run asks of one."""
+"""The queue and the engines of a run: results of cells do not depend on the engine or on other cells."""
 
 import sys
 import threading
@@ -74,7 +74,7 @@ def jobs() -> list[Job]:
 
 @pytest.fixture(scope="module")
 def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return what is measured in this process, each job in a run of its own."""
+    """Return the measurements of each job, run alone in this process."""
     out = tmp_path_factory.mktemp("alone")
     return {job.cell.id: what_was_measured(record) for job in jobs for record in inline([job], Registry(), out)}
 
@@ -135,7 +135,9 @@ def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path:
 
 
 def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_server", lru_cache(1)(process._server.__wrapped__))  # that of other tests stays
+    monkeypatch.setattr(
+        process, "_server", lru_cache(1)(process._server.__wrapped__)
+    )  # keeps the server of other tests
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
         list(local([a_job(0)], 1, tmp_path))
@@ -176,12 +178,12 @@ COUNTED: list[int] = []
 def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPatch, most: int, times: int) -> None:
     monkeypatch.setattr(prepare, "MOST", most)
     COUNTED.clear()
-    kept, task = Context(Setting(out=Path(), device="cpu")), Counted(canvas=16, foreground=8, test=20)
+    context, task = Context(Setting(out=Path(), device="cpu")), Counted(canvas=16, foreground=8, test=20)
     cells = [job.cell for job in jobs_of(n_train=(4,))]
-    found = [kept.draw(task, cell) for cell in cells]
-    assert len(COUNTED) == times and len(found) == 4
-    assert all(np.array_equal(found[0].train.inputs, other.train.inputs) for other in found)
-    assert found[0].train.inputs is not found[1].train.inputs
+    draws = [context.draw(task, cell) for cell in cells]
+    assert len(COUNTED) == times and len(draws) == 4
+    assert all(np.array_equal(draws[0].train.inputs, other.train.inputs) for other in draws)
+    assert draws[0].train.inputs is not draws[1].train.inputs
 
 
 def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_path: Path) -> None:
@@ -192,7 +194,7 @@ def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_pat
     with pytest.raises(UserError) as error:
         execute(planned(tmp_path), Registry(), tmp_path, engine=loses)
     line = f"the engine gave no record of 1 of 4 cells, {lost} among them; the records of the others are stored; "
-    assert str(error.value) == line + "the same command goes on"
+    assert str(error.value) == line + "the same command continues"
     assert len(store.read(tmp_path)) == 3 and [job.cell.id for job in planned(tmp_path).todo] == [lost]
     execute(planned(tmp_path), Registry(), tmp_path)
     assert len(store.read(tmp_path)) == 4
@@ -203,10 +205,10 @@ def test_an_engine_says_which_share_of_a_training_is_done(tmp_path: Path) -> Non
     file = write_strategy(tmp_path / "slow.py", "time.sleep(0.7)", "import time")
     task = "composite:pretrain_epochs=0,epochs=6,test=4"
     jobs = jobs_of(str(file), suite="quick-scratch", tasks=(task,), n_train=(2,))
-    said: list[tuple[Sequence[str], float]] = []
-    queue = Queue([job for job in jobs if job.label == "slow"], begin=lambda cells, share: said.append((cells, share)))
+    reports: list[tuple[Sequence[str], float]] = []
+    queue = Queue([job for job in jobs if job.label == "slow"], begin=lambda *report: reports.append(report))
     (record,) = in_workers(1, queue, Setting(out=tmp_path / "out", device="cpu"))
     assert record.status == "ok", record.failure
-    shares = [share for cells, share in said if list(cells) == [record.cell_id]]
+    shares = [share for cells, share in reports if list(cells) == [record.cell_id]]
     assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1
     assert sorted(shares) == shares and len(set(shares)) == len(shares)

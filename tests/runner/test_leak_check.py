@@ -1,4 +1,4 @@
-"""Who knows labels or masks has no record: some test items are asked again with those of other samples."""
+"""Strategies that know labels or masks fail: some items are tested again with those of other samples."""
 
 import gc
 from pathlib import Path
@@ -63,7 +63,7 @@ def record_of(job_of: Any, tmp_path: Path, source: str, **options: Any) -> Recor
     path = tmp_path / "leak.py"
     path.write_text(source)
     jobs = job_of(str(path), n_train=4, **options)
-    gc.collect()  # samples of cells before are not to be found
+    gc.collect()  # removes samples of earlier cells
     return list(inline(jobs, Registry(), tmp_path / "out"))[-1]
 
 
@@ -77,7 +77,7 @@ def test_a_strategy_that_finds_the_mask_has_no_result(job_of: Any, tmp_path: Pat
 def test_a_plugin_that_answers_with_the_labels_has_no_result(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps.Samples, "begin", steps.Samples.begin)  # both are put back
+    monkeypatch.setattr(steps.Samples, "begin", steps.Samples.begin)  # both are restored
     monkeypatch.setattr(loop, "outputs_of", loop.outputs_of)
     cheat = (
         "from sparsebench.training import loop, steps; begin, outputs = steps.Samples.begin, loop.outputs_of; "
@@ -100,26 +100,26 @@ def test_oracles_and_honest_strategies_are_as_ever(
         return what_was_measured(record)
 
     watched = run()
-    monkeypatch.setattr(run_cell, "measure", lambda *given, leaks, **more: measure(*given, leaks=False, **more))
+    monkeypatch.setattr(run_cell, "measure", lambda *args, leaks, **more: measure(*args, leaks=False, **more))
     assert run() == watched
 
 
 def test_a_run_looks_once_at_each_strategy_and_again_at_one_that_cheated(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    checked = []
 
-    def watched(result: Result, cell: Prepared, *given: Any, leaks: bool, **more: Any) -> None:
-        asked.extend([cell.cell.strategy.name] * leaks)
-        measure(result, cell, *given, leaks=leaks, **more)
+    def watched(result: Result, cell: Prepared, *args: Any, leaks: bool, **more: Any) -> None:
+        checked.extend([cell.cell.strategy.name] * leaks)
+        measure(result, cell, *args, leaks=leaks, **more)
 
     monkeypatch.setattr(run_cell, "measure", watched)
 
     def run(plugin: str) -> list[str]:
         jobs = [job_of(plugin, n_train=4, repetition=repetition)[-1] for repetition in (0, 1)]
-        asked.clear()
+        checked.clear()
         return [record.status for record in inline(jobs, Registry(), tmp_path / "out")]
 
-    assert run("attn_topk") == ["ok", "ok"] and asked == ["attn_topk"]
+    assert run("attn_topk") == ["ok", "ok"] and checked == ["attn_topk"]
     (tmp_path / "leak.py").write_text(PLUGIN.replace("{how}", WAYS["frames"]))
-    assert run(str(tmp_path / "leak.py")) == ["failed", "failed"] and asked == ["leak", "leak"]
+    assert run(str(tmp_path / "leak.py")) == ["failed", "failed"] and checked == ["leak", "leak"]

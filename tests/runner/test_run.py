@@ -1,4 +1,4 @@
-"""Which cells a run has to do, given what its folder has, and what it stores."""
+"""The cells that a run computes, depending on the records of its folder, and what it stores."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def planned(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) ->
 
 
 def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
-    """Run in this process what is to do; return the new records."""
+    """Run the missing cells in this process; return the new records."""
     new: list[Record] = []
     execute(planned(out, *plugins, **options), registry or Registry(), out, 0, new.append)
     return new
@@ -31,7 +31,7 @@ def run(out: Path, *plugins: str, registry: Registry | None = None, **options: A
 
 @pytest.fixture(scope="module")
 def done(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder, not to be written to, of a run with a good strategy, a failing and an unsupported one."""
+    """Return the folder of a run with a good, a failing and an unsupported strategy. Tests only read it."""
     out = tmp_path_factory.mktemp("done")
     run(out, str(samples / "good.py"), str(samples / "raises.py"), str(samples / "unsupported.py"))
     return out

@@ -1,4 +1,4 @@
-"""What a cell's record says: what was measured, what went wrong, and what a strategy learned."""
+"""Records of cells: measurements, errors, and what a strategy learned."""
 
 import math
 import shutil
@@ -64,7 +64,7 @@ def test_what_a_strategy_does_wrong_is_in_its_record(
     assert says in reason(record)
     assert len(reason(record).splitlines()) == 1
     assert record.metrics == {} and record.outcomes is None
-    traceback = record.failure.traceback  # of an error that nobody foresaw
+    traceback = record.failure.traceback  # only unexpected errors have one
     assert "raises.py" in traceback and "in scores" in traceback if kind == "ValueError" else traceback == ""
 
 
@@ -139,7 +139,7 @@ def test_a_test_of_many_batches_is_timed_by_these_alone(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparsebench.training.loop.BATCH", 4)
-    monkeypatch.setattr("sparsebench.runner.results.seconds_per_batch", None)  # no other pass is made
+    monkeypatch.setattr("sparsebench.runner.results.seconds_per_batch", None)  # no extra pass is made
     (record,) = inline(job_of("random", COMPOSITE, n_train=40, model=VIT), Registry(), tmp_path)
     seconds = record.samples["seconds_per_batch"]
     assert len(seconds) == record.metrics["accuracy"].n // 4 - 1  # without the first
@@ -253,12 +253,12 @@ def test_repetitions_differ(measured: Measure, image: Measure) -> None:
 
 def test_the_same_cell_gives_the_same_twice_whatever_the_global_generators_are_at(job_of: Any, tmp_path: Path) -> None:
     (job,) = job_of("random", COMPOSITE, n_train=40, model=VIT)
-    found = []
+    records = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         np.random.seed(seed)
-        found += [what_was_measured(record) for record in inline([job], Registry(), tmp_path)]
-    assert found[0] == found[1]
+        records += [what_was_measured(record) for record in inline([job], Registry(), tmp_path)]
+    assert records[0] == records[1]
 
 
 def test_the_record_says_which_attention_was_seen(image: Measure) -> None:
@@ -288,12 +288,12 @@ def test_a_cell_that_runs_out_of_memory_says_so(job_of: Any, tmp_path: Path) -> 
 
 
 def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(job_of: Any, tmp_path: Path) -> None:
-    found = []
+    records = []
     for name, most in (("greedy", 6), ("fits", 20), ("never", 0)):
         body = f"if view.training and len(view.tokens) > {most}: raise torch.OutOfMemoryError"
         path = write_strategy(tmp_path / f"{name}.py", body, "import torch")
-        found += inline(job_of(str(path), COMPOSITE + ",batch=20", n_train=40, model=VIT), Registry(), tmp_path)
-    parts, whole, never = found
+        records += inline(job_of(str(path), COMPOSITE + ",batch=20", n_train=40, model=VIT), Registry(), tmp_path)
+    parts, whole, never = records
     assert parts.notes["memory"].startswith("batches in 4 parts") and "memory" not in whole.notes
     assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)
     assert value(parts, "test_loss") == pytest.approx(value(whole, "test_loss"), rel=1e-4)
@@ -309,11 +309,11 @@ def test_a_training_says_which_share_of_its_steps_is_done(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, shares: list[float]
 ) -> None:
     monkeypatch.setattr(run_cell, "EVERY", 0.0)
-    said: list[float] = []
+    reports: list[float] = []
     jobs = job_of("dense", f"composite:{recipe},test=10,pretrain_epochs=0", n_train=8)
-    context = Context(Setting(out=tmp_path, device="cpu"), begin=lambda _, done: said.append(done))
+    context = Context(Setting(out=tmp_path, device="cpu"), begin=lambda _, done: reports.append(done))
     assert [record.status for record in run_cell.run_cells(jobs, Registry(), context)] == ["ok"]
-    assert said == [0.0, *shares]
+    assert reports == [0.0, *shares]
 
 
 @pytest.mark.parametrize("where", ["both", "train", "test"])
@@ -332,7 +332,7 @@ UNTAUGHT = TASK.replace("pretrain_epochs=1,pretrain_samples=40", "pretrain_epoch
 
 
 def run(jobs: list[Job], out: Path, every: float = 0) -> Record:
-    for job in jobs:  # one by one, as a run does that keeps what is written
+    for job in jobs:  # one by one, like a run with a store
         (record,) = inline([job], Registry(), out, every)
         assert record.status == "ok", record.failure
     return record
@@ -378,7 +378,7 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     predicted = cell.teacher.tell(pictures).logits.argmax(dim=1)
     assert predicted.tolist() == numbers_of(trained.outcomes.predicted, len(predicted)).tolist()
     assert not any(weight.requires_grad for weight in cell.teacher.module.parameters())  # type: ignore[attr-defined]
-    # What knows other classes gives no output layer.
+    # A network of other classes does not provide its output layer.
     other = prepare(dense, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     assert not torch.equal(other.network.module.head.weight, weights["head.weight"]) and other.teacher is None
 

@@ -1,4 +1,4 @@
-"""Workers are forked, end with all that they have started, and need no main guard."""
+"""Workers are forked, end with all processes that they started, and need no main guard."""
 
 import os
 import subprocess
@@ -33,12 +33,12 @@ def main(line):
     print("begun", flush=True)
     {then}
 """
-"""Starts a process that is in a session of its own and has lost its parent; then says so."""
+"""Starts an orphaned process in a session of its own, then prints "begun"."""
 
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder whose modules workers of the server can be."""
+    """Return a folder with modules for workers of the server."""
     return tmp_path_factory.mktemp("modules")
 
 
@@ -54,7 +54,7 @@ def server(modules: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def clinging(server: Server, modules: Path, tmp_path: Path) -> Callable[[str], Worker]:
-    """Return a maker of workers that have left a process behind, and go on as a line says."""
+    """Return a function that starts a worker, which leaves a process behind and then runs a line of code."""
 
     def start(name: str, then: str = "time.sleep(600)") -> Worker:
         code = CLINGS.replace("{place!r}", repr(str(tmp_path))).replace("{then}", then)
@@ -94,7 +94,9 @@ def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "PRELOADED", ())
-    monkeypatch.setattr(process, "_server", lru_cache(1)(process._server.__wrapped__))  # that of other tests stays
+    monkeypatch.setattr(
+        process, "_server", lru_cache(1)(process._server.__wrapped__)
+    )  # keeps the server of other tests
     monkeypatch.syspath_prepend(str(modules))
     (modules / "where.py").write_text(WHERE)
 

@@ -1,4 +1,4 @@
-"""A run that is stopped, that is not alone in its folder, or whose folder is removed or moved."""
+"""Runs that are stopped, share a folder, or whose folder is removed or moved."""
 
 import shutil
 import signal
@@ -31,7 +31,7 @@ def plan(out: Path) -> planner.Plan:
 
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
-    """Keep SIGINT from being ignored here, and so in processes that are started."""
+    """Let SIGINT not be ignored here, and so not in processes that are started."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -64,7 +64,7 @@ def test_a_run_in_another_thread_stores_its_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_path: Path, workers: int) -> None:
     new: list[Record] = []
-    asked: list[int] = []
+    stops: list[int] = []
 
     def once(record: Record) -> None:
         new.append(record)
@@ -72,8 +72,8 @@ def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_p
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        execute(plan(tmp_path), Registry(), tmp_path, workers, once, on_stop=lambda: asked.append(len(new)))
-    assert asked == [1] and 1 <= len(new) < 80  # more than one where a slow machine hears of it late
+        execute(plan(tmp_path), Registry(), tmp_path, workers, once, on_stop=lambda: stops.append(len(new)))
+    assert stops == [1] and 1 <= len(new) < 80  # several if a slow machine handles the signal late
     assert len(store.read(tmp_path)) == len(new) and {record.status for record in new} == {"ok"}
     assert len(plan(tmp_path).todo) == 80 - len(new)
 
@@ -118,7 +118,7 @@ def test_what_a_killed_run_has_not_sealed_runs_again_where_that_is_asked_for(tmp
 
 
 def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]:
-    """Run four cells and do something after the first; return the records that were stored."""
+    """Run four cells, and call a function after the first; return the stored records."""
     new: list[Record] = []
 
     def on_record(record: Record) -> None:
@@ -172,7 +172,7 @@ def cells_of(out: Path) -> list[str]:
 
 
 def finish(out: Path) -> tuple[str, int]:
-    """Give the same request in this process; return the leaderboard without speeds, and how many cells were run."""
+    """Run the same request in this process; return the leaderboard without speeds, and the number of cells that ran."""
     new: list[Record] = []
     api.run("attn_topk", suite=TINY, tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
     board = pd.read_csv(out / "leaderboard.csv").drop(columns=["images_per_s", "pareto_speed"])
@@ -185,25 +185,25 @@ def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool
     A signal that is to be sent again is sent when the run has said that it has the one before.
     """
     command = [*COMMAND, "--plugin", plugin, "--out", str(out)]
-    with (out / "said").open("wb") as said:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+    with (out / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         assert soon(lambda: under_way() or process.poll() is not None)
         process.send_signal(number)
         for _ in range(times - 1):
-            assert soon(lambda: "stopping" in (out / "said").read_text())
+            assert soon(lambda: "stopping" in (out / "stderr").read_text())
             time.sleep(0.5)
             process.send_signal(number)
         process.wait(timeout=55)  # less than one pass of `sleeps`
     finally:
         process.kill()
         process.wait()
-    return process.returncode, (out / "said").read_text()
+    return process.returncode, (out / "stderr").read_text()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the leaderboard of a run that nobody stopped."""
+    """Return the leaderboard of a run that was not stopped."""
     board, cells = finish(tmp_path_factory.mktemp("undisturbed"))
     assert cells == 10
     return board
@@ -218,7 +218,7 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     assert soon(lambda: not processes_of(tmp_path))
     if number == signal.SIGINT:
         assert code == 130 and "Traceback" not in error
-        assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
+        assert "Ctrl-C again stops now" in error and "the same command continues" in error
     else:
         assert code == -signal.SIGKILL
     kept = cells_of(tmp_path)
@@ -248,5 +248,5 @@ def test_nothing_outlives_a_run_that_is_killed_or_hears_ctrl_c_twice_even_if_it_
     code, error = stopped_by(number, tmp_path, str(samples / f"{plugin}.py"), asleep, times)
     assert soon(lambda: not processes_of(tmp_path)) and "Traceback" not in error
     assert code == (130 if times == 2 else -number)
-    assert times == 1 or "the same command goes on from there" in error
+    assert times == 1 or "the same command continues" in error
     assert plugin not in {record.label for record in store.read(tmp_path).values()}
