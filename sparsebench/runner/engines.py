@@ -74,7 +74,7 @@ class CellLocks:
         except (BlockingIOError, PermissionError):
             return False
         except OSError:  # the file system has no locks
-            self.file = None
+            self.close()
         return True
 
     def release(self, cell_id: str) -> None:
@@ -103,6 +103,7 @@ class CellLocks:
         """Unlock all cells."""
         if self.file is not None:
             os.close(self.file)
+            self.file = None
 
 
 def _holds(path: Path, content: bytes) -> bool:

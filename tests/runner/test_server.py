@@ -73,7 +73,13 @@ def left(tmp_path: Path) -> list[int]:
 def test_a_worker_leaves_as_it_did_and_what_it_left_behind_is_ended(
     clinging: Callable[..., Worker], tmp_path: Path
 ) -> None:
-    ends = {"sys.exit(7)": 7, "os.kill(os.getpid(), 11)": -11, "os._exit(0)": 0, "signal.raise_signal(9)": -9}
+    ends = {
+        "sys.exit(7)": 7,
+        "sys.exit()": 0,
+        "os.kill(os.getpid(), 11)": -11,
+        "os._exit(0)": 0,
+        "signal.raise_signal(9)": -9,
+    }
     for number, (then, code) in enumerate(ends.items()):
         assert clinging(f"ends{number}", then).end(300) == code
         assert left(tmp_path) == []
