@@ -1,4 +1,4 @@
-"""The published boards, cell by cell: what their records give is what it was when somebody last looked at it.
+"""The published boards, cell by cell and as they are shown: as they were when somebody last looked at them.
 
 A change that is meant is written with python .ci/golden_boards.py.
 """
@@ -6,6 +6,8 @@ A change that is meant is written with python .ci/golden_boards.py.
 import csv
 import io
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,12 @@ from click.testing import CliRunner
 
 from sparsebench.cli import main
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".ci"))
+
+import golden_boards
+
 ROOT = Path(__file__).resolve().parents[2]
+WORDS = re.compile(r"[-+]?\d[\d.e-]*|\S")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "cifar")]
 
 
@@ -40,3 +47,15 @@ def test_the_records_give_the_board_that_is_kept(board: str) -> None:
         if not same(found, was)
     ]
     assert not others
+
+
+def test_what_is_shown_of_boards_is_what_is_kept(drawn: None) -> None:
+    for name, text in golden_boards.shown():
+        lines, kept = (one.splitlines() for one in (text, (golden_boards.GOLDEN / "shown" / name).read_text("utf-8")))
+        assert len(lines) == len(kept), name
+        others = [
+            f"{name}: {line!r}, and was {before!r}"
+            for line, before in zip(lines, kept, strict=True)
+            if line != before and not all(map(same, *map(WORDS.findall, (line, before))))
+        ]
+        assert not others
