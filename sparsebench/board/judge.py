@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,8 +46,7 @@ NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
 others."""
 
 
-@dataclass(frozen=True)
-class Curves:
+class Curves(NamedTuple):
     """The strategies of one setting over their budgets.
 
     Attributes:
@@ -62,8 +61,7 @@ class Curves:
     pairs: Pairs
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """What the rows of one setting come to.
 
     Attributes:
@@ -91,8 +89,7 @@ class Ranking:
         return self.setting.task
 
 
-@dataclass(frozen=True)
-class Leaderboard:
+class Leaderboard(NamedTuple):
     """A leaderboard's rows, ranked ones first and oracles last, and what their ranks come from.
 
     Attributes:
@@ -178,7 +175,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
         if column not in columns.BY_TASK and (column.key in filled or column in columns.COLUMNS):
             of_task = board.parts[column.part].task if column.key in filled and column.part in board.parts else ""
             visible.append(column._replace(task=of_task))
-    return replace(board, columns=[*columns.BY_TASK, *visible] if by else visible)
+    return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
 
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataFrame:
@@ -252,7 +249,7 @@ def _gaps(setting: Setting) -> pd.DataFrame:
         reductions = (values.loc[dense] - values).apply(lambda row: row.dropna().tolist(), axis=1)
         intervals["spurious_gap_reduction"] = [mean_interval(pairs) if pairs else None for pairs in reductions]
     if sum(setting.has(name) for name in tested if ON_BACKGROUND.fullmatch(name)) == 4:
-        contenders, groups = zip(*entries, strict=True)
+        contenders, groups = [contender for contender, _ in entries], [of_items for _, of_items in entries]
         intervals["aligned_gap"] = curves.aligned_gaps(contenders, groups, setting.lone)
         if dense in setting.contenders:
             contender = setting.contenders[dense][0]
@@ -273,7 +270,8 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     rows, main = _rows(parts, kinds), parts["accuracy"]
     missing = main.missing
     lost = rows["strategy"].isin([name for name, _ in lossy]) if missing.budgets else False
-    lost |= pd.Series([pair in lossy for pair in zip(rows["strategy"], rows["budget"], strict=True)], rows.index)
+    pairs_of_names = rows[["strategy", "budget"]].itertuples(index=False, name=None)
+    lost |= pd.Series([pair in lossy for pair in pairs_of_names], rows.index)
     unranked = rows.index[lost | rows.index.isin(missing.apart) | missing.dense]
     able = rows[rows["accuracy"].notna()]
     contenders = [main.contenders[entry][0] for entry in able.index]
@@ -421,6 +419,6 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
         by_name[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
         by_name[name] |= {"macs_at_2_at_most": True} if by_name[name]["macs_at_2"] == spent[0] else {}
     kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)
-    for name, interval in zip(heights, kept, strict=True):
-        by_name[name] |= interval_row("kept_accuracy", interval)
+    for place, name in enumerate(heights):
+        by_name[name] |= interval_row("kept_accuracy", kept[place])
     return heights, pd.DataFrame.from_dict(by_name, orient="index")
