@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, notes_on
-from sparsebench.board.judge import judge
+from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.published import data_of
 from sparsebench.board.settings import about, read
 from sparsebench.board.tables import Choice, render
@@ -44,13 +44,15 @@ def shown() -> Iterator[tuple[str, str]]:
     quick = read(ROOT / "leaderboard" / "quick", None)
     board = Board(judge(quick), judge(quick, "task"))
     yield "page.json", lines_of(data_of(board)["settings"])
+    broken = broken_of(quick)
     drawn = {
         "accuracy": picture.draw(board), "gap": picture.draw(board, picture.GAP, width="one"),
         "samples": picture.draw(board, picture.SAMPLES),
         "chosen": picture.draw(board, strategies=["noise", "tome"], width="one"),
+        "one budget": picture.draw(Board(judge(quick[quick["budget"].isin(["macs 1", "macs 0.5"])]), Leaderboard())),
+        "broken": picture.draw(Board(judge(broken), Leaderboard())),
     }  # fmt: skip
     yield "pictures.json", lines_of([{"picture": name, **artists_of(figure)} for name, figure in drawn.items()])
-    broken = broken_of(quick)
     judged, by_task = judge(broken), judge(broken, "task")
     settings = "".join(f"{setting.title}: {about(setting)}\n" for setting in judged.settings)
     reports = {
@@ -97,36 +99,37 @@ def broken_of(quick: pd.DataFrame) -> pd.DataFrame:
 
 
 def lines_of(values: Any) -> str:
-    """Return a value as JSON, a line for each value that has no others in it but numbers and texts."""
-    return _lines(values, "") + "\n"
-
-
-def _lines(value: Any, indent: str) -> str:
-    inner = f"{indent} "
-    if isinstance(value, dict) and value:
-        parts = [f"{inner}{json.dumps(key)}: {_lines(part, inner)}" for key, part in value.items()]
-        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(part, list | dict) for part in value):
-        return "[\n" + ",\n".join(inner + _lines(part, inner) for part in value) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False)
+    """Return values as JSON, a line for each that is short."""
+    text = json.dumps(values, ensure_ascii=False, default=float)
+    if len(text) <= 120 or not isinstance(values, list | dict):
+        return text
+    if isinstance(values, dict):
+        return "{\n" + ",\n".join(f"{json.dumps(key)}: {lines_of(value)}" for key, value in values.items()) + "\n}"
+    return "[\n" + ",\n".join(map(lines_of, values)) + "\n]"
 
 
 def artists_of(figure: Figure) -> dict[str, Any]:
     """Return what a picture shows: its texts, axes, lines, bars and marks in units of the data; nothing of pixels."""
     (axes,) = figure.axes
+    figure.draw_without_rendering()
     texts = (figure._suptitle, figure._supxlabel)  # type: ignore[attr-defined]
     legend = [text.get_text() for one in figure.legends for text in one.get_texts()]
     lines = [
-        [line.get_label(), to_hex(line.get_color()), line.get_marker(), str(line._dash_pattern), line.get_zorder(),
+        [line.get_label(), to_hex(line.get_color()), line.get_marker(), str(line._dash_pattern), line.get_linewidth(),
+         line.get_markeredgewidth(), line.get_zorder(),
          *([] if not line.get_clip_on() else numbers(line.get_data()))]  # others join names, in pixels
         for line in axes.lines
     ]  # fmt: skip
-    bars = [[to_hex(bar.get_color()[0]), numbers(bar.get_segments())] for bar in axes.collections]
-    ticks = {name: [[round(float(tick.get_loc()), DIGITS), tick.label1.get_text()] for tick in axis.get_major_ticks()]
-             for name, axis in (("x", axes.xaxis), ("y", axes.yaxis))}  # fmt: skip
+    bars = [[to_hex(bar.get_color()[0]), *numbers(bar.get_linewidth()), bar.get_alpha(), bar.get_zorder(),
+             *numbers(bar.get_segments())] for bar in axes.collections]  # fmt: skip
+    ticks = [
+        [[*numbers([tick.get_loc()]), tick.label1.get_text(), tick.label1.get_fontweight()]
+         for tick in axis.get_major_ticks() if min(ends) <= tick.get_loc() <= max(ends)]
+        for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+    ]  # fmt: skip
     return {
         "texts": [" ".join(text.get_text().split()) for text in texts if text is not None], "legend": legend,
-        "names": [text.get_text() for text in axes.texts],
+        "names": [text.get_text() for text in axes.texts], "frame": [axes.axison, axes.spines["left"].get_visible()],
         "axes": [axes.get_xlabel(), axes.get_xscale(), axes.get_ylabel(), axes.get_yscale()],
         "limits": [numbers(axes.get_xlim()), numbers(axes.get_ylim())],
         "ticks": ticks, "lines": lines, "bars": bars,

@@ -27,6 +27,10 @@ FIRST = (0, 1, 2, 3, 1, 3)
 MARKERS = "osD^vP"
 COLUMNS = {"one": 3.25, "two": 6.75}
 """Inches of one column and of two columns of a paper."""
+LETTERS, SIZES = {"one": 20, "two": 34}, {"one": 7, "two": 9}
+"""Of a name at most, and of all letters of a board's pictures in points, by the width."""
+THIN = 0.7
+"""Width in points of axes and of lines that are not named."""
 DPI = 190
 """Of PNG files: two columns are 1,282 pixels."""
 FORMS: dict[str, dict[str, Any]] = {
@@ -48,7 +52,7 @@ SHEET: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": DARK,
-    "axes.linewidth": 0.7,
+    "axes.linewidth": THIN,
     "axes.axisbelow": True,
     "axes.unicode_minus": False,
     "grid.color": "#e6e8eb",

@@ -88,10 +88,25 @@ def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
     assert figure.get_figwidth() == style.COLUMNS[width]
     order = sorted(ALIKE, key=lambda name: -labels[name][1])
     assert order == list(ALIKE)  # as their lines end
+    # A line joins the end of each strategy with its name, right of the axes.
+    joints = [one for one in figure.axes[0].lines if not one.get_clip_on() and len(one.get_xdata()) > 1]
+    to_pixels = figure.axes[0].transData.transform
+    ends = {line.get_label(): line.get_xydata()[-1] for line in figure.axes[0].lines}
+    joined = set()
+    for joint in joints:
+        points = to_pixels(joint.get_xydata())
+        (name,) = (name for name, box in labels.items() if abs((box[1] + box[3]) / 2 - points[-1, 1]) < 1)
+        assert np.allclose(points[0], to_pixels(ends[name]), atol=1) and points[0, 1] == pytest.approx(points[1, 1])
+        assert area[2] < points[1, 0] < points[2, 0] < points[3, 0] < labels[name][0]
+        joined.add(name)
+    assert joined == set(labels)
+    height = labels[order[0]][3] - labels[order[0]][1]
+    assert labels[order[0]][1] - labels[order[-1]][1] < 12.5 * height, "no farther apart than needed"
+    assert figure.get_figheight() < 5
 
 
 def test_named_lines_differ_in_colour_or_dash() -> None:
-    many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(picture.MOST_NAMED)}
+    many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(24)}
     looks = lines(picture.curves(*board(many | REFERENCES), TITLE, list(many)))
     assert set(looks) == {*many, *REFERENCES} and len(set(looks.values())) == len(looks)
     with pytest.raises(UserError, match="at most"):
@@ -104,7 +119,7 @@ def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_ar
     frame = board(lost, last=4)
     named = set(lines(picture.curves(*frame, TITLE)))
     assert {"early", "steady", *REFERENCES} < named and "worse" not in named
-    assert len(named) == picture.NAMED + len(REFERENCES)
+    assert len(named) == 6 + len(REFERENCES)
     grey = [line for line in picture.curves(*frame, TITLE).axes[0].lines if to_hex(line.get_color()) == style.PALE]
     assert len(grey) == len(lost) - len(named)
 
@@ -151,13 +166,14 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
 def test_names_of_strangers_are_drawn_as_they_are(tmp_path: Path) -> None:
     names = [r"$\frac{a}{", "two\nlines", "<script>alert(1)</script>", "\x1b[31mred", "名前", "x" * 300, "ok_{}"]
     frame = board({name: (0.1, 0.3, 1 + i) for i, name in enumerate(names)})
-    figure = picture.curves(*frame, "a $ and a $ and\nmore", names[: picture.MOST_NAMED])
+    figure = picture.curves(*frame, "a $ and a $ and\nmore", names)
     for form in style.FORMS:
         content = style.content(figure, form)
         if form == "svg":
             ElementTree.fromstring(content)
     drawn = [text for text in boxes(figure) if "$" in text]
     assert any(text.startswith(r"$\frac{a}{") for text in drawn)
+    assert max(map(len, (text for text in boxes(figure) if text.startswith("xx")))) == 34
     assert all(box[2] <= figure.bbox.width for box in boxes(figure).values())
 
 
@@ -186,6 +202,9 @@ def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
     places = {str(line.get_label()): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].lines}
     assert places["strategy"] == [(10, 1), (120, 3)] and places["dense"] == [(60, 2)]
     assert {"strategy", "dense", "oracle (knows the relevant tokens)"} <= set(found)  # its legend can be read
+    heights = np.array([text.get_window_extent().height for text in figure.axes[0].get_yticklabels()])
+    apart = np.diff(sorted(rows.values()))
+    assert (heights.max() < apart).all() and (apart < 2.5 * heights.max()).all()
     only = boxes(picture.dots(VALUES, TITLE, "training samples", ["fast"], width))
     assert {"fast", "dense"} <= set(only) and "slow" not in only
     with pytest.raises(UserError, match="unmeasured"):
