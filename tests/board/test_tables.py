@@ -166,6 +166,13 @@ def test_the_longest_texts_end_where_there_is_no_room() -> None:
     rows, columns = fit([LINE | {"strategy": "a" * 90}], NARROW, 60)
     assert rows[0]["strategy"].endswith("a\u2026") and len(rows[0]["strategy"]) == 60 - 6 - 10 - 2 * 2
     assert [one.key for one in columns] == ["rank", "strategy", "accuracy"]
+    assert fit([LINE | {"strategy": "a" * 90}], NARROW, 1)[0][0]["strategy"] == "a" * 11 + "\u2026"
+
+
+@pytest.mark.parametrize(("rows", "pages"), [(45, [45]), (46, [45, 1])])
+def test_a_page_of_latex_has_45_rows(rows: int, pages: list[int]) -> None:
+    text = write(Table([LINE] * rows, NARROW), "latex")
+    assert [part.count("mine") for part in text.split(r"\end{table*}")[:-1]] == pages
 
 
 def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
