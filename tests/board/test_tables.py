@@ -121,11 +121,6 @@ def test_latex_is_a_booktabs_table_with_the_legend_as_its_caption_and_notes_in_c
     assert text.splitlines()[-1] == f"% {NOTES[0]}" and "not reached: the most" in text
 
 
-def test_oracles_stand_apart() -> None:
-    lines = render(ROWS, "table").splitlines()
-    assert set(lines[3]) <= {"-", " "} and "oracle" in lines[4]
-
-
 @pytest.mark.parametrize("form", ["html", "", "MD"])
 def test_another_format_is_refused(form: str) -> None:
     with pytest.raises(UserError, match=r"--format; got .*; allowed: table, md, csv, json, latex"):
