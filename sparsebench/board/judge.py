@@ -279,7 +279,7 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     judged = ~able.index.isin(unranked)
     places = np.flatnonzero(judged & (able["kind"] != "oracle"))
     rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
-    dense = np.flatnonzero(able["strategy"] == DENSE)[:1].tolist()
+    dense = np.flatnonzero(able["strategy"] == DENSE).tolist()
     others = {place: dense[0] for place in range(len(able))} if dense else {}
     _compare(rows, able, all_pairs, judged, DENSE, "accuracy_delta", others)
     _compare(rows, able, all_pairs, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
