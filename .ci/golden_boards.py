@@ -112,7 +112,7 @@ def artists_of(figure: Figure) -> dict[str, Any]:
     """Return what a picture shows: its texts, axes, lines, bars and marks in units of the data; nothing of pixels."""
     (axes,) = figure.axes
     figure.draw_without_rendering()
-    texts = (figure._suptitle, figure._supxlabel)  # type: ignore[attr-defined]
+    texts = (figure.get_suptitle(), figure.get_supxlabel())
     legend = [text.get_text() for one in figure.legends for text in one.get_texts()]
     lines = [
         [line.get_label(), to_hex(line.get_color()), line.get_marker(), str(line._dash_pattern), line.get_linewidth(),
@@ -128,7 +128,7 @@ def artists_of(figure: Figure) -> dict[str, Any]:
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
     ]  # fmt: skip
     return {
-        "texts": [" ".join(text.get_text().split()) for text in texts if text is not None], "legend": legend,
+        "texts": [" ".join(text.split()) for text in texts], "legend": legend,
         "names": [text.get_text() for text in axes.texts], "frame": [axes.axison, axes.spines["left"].get_visible()],
         "axes": [axes.get_xlabel(), axes.get_xscale(), axes.get_ylabel(), axes.get_yscale()],
         "limits": [numbers(axes.get_xlim()), numbers(axes.get_ylim())],

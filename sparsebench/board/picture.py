@@ -148,8 +148,7 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
     notes += "" if strategies else "In colour: the most accurate at each budget and the best-ranked others. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
-        inches = style.COLUMNS[width]
-        figure, axis = _new(width, max(0.5 * inches, 2.4, 0.155 * (len(chosen) + len(references)) + 0.2), title, notes)
+        figure, axis = _new(width, max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2), title, notes)
         axis.set_yscale("asinh", linear_width=LINEAR)
         axis.axhline(0, color=style.BLACK, linewidth=style.THIN)
         for line in others:
@@ -268,8 +267,7 @@ def _sheet(width: str) -> Iterator[None]:
 
 def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]:
     """Return a figure with axes of about `high` inches, a title above them at the left, and notes below."""
-    inches = style.COLUMNS[width]
-    figure = style.new(inches, high, layout="constrained")
+    figure = style.new(style.COLUMNS[width], high, layout="constrained")
     room = 0.75  # of ticks, labels and a legend
     for words, color, write in ((title, style.BLACK, figure.suptitle), (notes, style.DARK, figure.supxlabel)):
         if words:
@@ -312,9 +310,9 @@ def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line])
 def _bottom(lines: Sequence[_Line]) -> float:
     """Return the lowest points on the axis of losses."""
     lowest = {line.name: float(min(line.low.min(), -0.5)) for line in lines}
-    random = lowest.get("random", -0.5)
-    others = min((low for name, low in lowest.items() if name != "random"), default=random)
-    return min(others, random if random > BELOW * others else 0)
+    random = lowest.pop("random", 0.0)
+    others = min(lowest.values(), default=random)
+    return min(others, random if random > BELOW * others else 0.0)
 
 
 def _fit(axis: Axes, bottom: float, top: float) -> None:

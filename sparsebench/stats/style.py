@@ -27,6 +27,8 @@ FIRST = (0, 1, 2, 3, 1, 3)
 MARKERS = "osD^vP"
 COLUMNS = {"one": 3.25, "two": 6.75}
 """Inches of one column and of two columns of a paper."""
+HEIGHTS = {"one": 2.4, "two": 3.375}
+"""Inches of axes with lines over the MACs, at least."""
 LETTERS, SIZES = {"one": 20, "two": 34}, {"one": 7, "two": 9}
 """Of a name at most, and of all letters of a board's pictures in points, by the width."""
 THIN = 0.7

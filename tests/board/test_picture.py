@@ -158,9 +158,11 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
     figure = picture.curves(*board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), TITLE)
     assert -30 < figure.axes[0].get_ylim()[0] < -20
     fair = {"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1)}
-    low = picture.curves(*board({**fair, "random": (5, 20, 40)}), TITLE)
-    assert -2 < low.axes[0].get_ylim()[0] < -1
-    assert any(text.startswith("random (") and "40" in text for text in boxes(low))
+    for lost, named in ((4, "random"), (4.8, "random (-5)"), (40, "random (-40)")):  # four times what others lose
+        low = picture.curves(*board({**fair, "random": (2, 3, lost)}), TITLE)
+        assert (low.axes[0].get_ylim()[0] < -4) == (named == "random") and named in boxes(low)
+    for alone in ({"good": (0.05, 0.05, 0.05)}, {"random": (0.05, 0.05, 0.05)}):
+        assert picture.curves(*board(alone), TITLE).axes[0].get_ylim() == pytest.approx((-0.53, 0.23), abs=0.01)
 
 
 def test_names_of_strangers_are_drawn_as_they_are(tmp_path: Path) -> None:
