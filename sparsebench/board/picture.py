@@ -273,7 +273,7 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
         if words:
             text = write(plain(words, 1000).strip(), x=0.01, ha="left", color=color)
             style.wrap(text, 0.98 * figure.bbox.width)
-            room += 1.4 * text.get_fontsize() / 72 * (1 + text.get_text().count("\n"))
+            room += 1.4 * float(text.get_fontsize()) / 72 * (1 + text.get_text().count("\n"))
     figure.set_figheight(high + room)
     return figure, figure.add_subplot()
 
