@@ -215,4 +215,7 @@ def test_every_column_of_a_published_board_says_what_it_is_and_no_number_is_text
     assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30
     lowest = table[table["macs_at_2_at_most"]]
     assert set(lowest["strategy"]) == {"oracle"} and lowest["macs_at_2"].round(3).unique().tolist() == [0.406]
+    nothing = frame(pd.DataFrame([dict.fromkeys(COLUMNS)]), columns.COLUMNS)
+    numbers = [key for one in columns.COLUMNS if one.shown != "text" for key in one.keys]
+    assert all(pd.api.types.is_numeric_dtype(nothing[key]) for key in numbers)
     assert not table.isin(["yes", "no", "not reached"]).any(axis=None)
