@@ -74,15 +74,17 @@ def lines(figure: Figure) -> dict[str, tuple[str, str]]:
     return {str(line.get_label()): (to_hex(line.get_color()), str(line._dash_pattern)) for line in found}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("width", list(style.COLUMNS))
-def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
-    figure = picture.curves(*board(ALIKE | REFERENCES), TITLE, list(ALIKE), width)
+@pytest.mark.parametrize(("width", "more"), [("one", REFERENCES), ("two", REFERENCES), ("two", {})])
+def test_labels_of_strategies_that_end_together_can_be_read(width: str, more: dict[str, Any]) -> None:
+    figure = picture.curves(*board(ALIKE | more), TITLE, list(ALIKE), width)
     found = boxes(figure)
-    labels = {name: found[name] for name in (*ALIKE, *REFERENCES)}
+    labels = {name: found[name] for name in (*ALIKE, *more)}
     for (one, a), (other, b) in combinations(labels.items(), 2):
         assert a[3] <= b[1] or b[3] <= a[1], (one, other)
     area = figure.axes[0].get_window_extent().extents
-    assert all(box[0] > area[2] for box in labels.values())  # right of the axes
+    height = max(box[3] - box[1] for box in labels.values())
+    assert all(box[0] > area[2] for box in labels.values())  # right of the axes, and beside them
+    assert all(area[1] - 2 * height < (box[1] + box[3]) / 2 < area[3] + 2 * height for box in labels.values())
     for text, (left, bottom, right, top) in found.items():
         assert left >= 0 and bottom >= 0 and right <= figure.bbox.width and top <= figure.bbox.height, text
     assert figure.get_figwidth() == style.COLUMNS[width]
@@ -100,7 +102,6 @@ def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
         assert area[2] < points[1, 0] < points[2, 0] < points[3, 0] < labels[name][0]
         joined.add(name)
     assert joined == set(labels)
-    height = labels[order[0]][3] - labels[order[0]][1]
     assert labels[order[0]][1] - labels[order[-1]][1] < 12.5 * height, "no farther apart than needed"
     assert figure.get_figheight() < 5
 
