@@ -298,7 +298,7 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
         costs = cost[ranked].to_numpy(float)
         beaten = (better & (costs[:, None] <= costs) & comparable).any(axis=0)
         rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
-    order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"].fillna(0)}
+    order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"]}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
     rows, over = _curves(main, rows, unranked)
     return Ranking(parts, rows.loc[ranked], pairs, rows, over)
@@ -393,7 +393,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
     order = {
         "not dense": table.index != DENSE, "oracle": table["kind"] == "oracle", "last": table["rank"] == NOT_RANKED,
-        "kept": -table["kept_accuracy"].fillna(0), "name": table.index,
+        "kept": -table["kept_accuracy"], "name": table.index,
     }  # fmt: skip
     table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
     return rows, Curves(budgets, middle, table, pairs)

@@ -305,7 +305,7 @@ def _shift(sets: list[Ranking]) -> Table:
         )
         parts.append(cells.set_index(["budget", "strategy"])[[at, rank]])
     rows = pd.concat(parts, axis=1).reset_index()
-    rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"].fillna(0))
+    rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"])
     rows = rows.sort_values(["other", "budget", "down"])
     # How much the order of the strategies on the first set is that on each of the others, over the budgets of three or
     # more strategies; nothing is said of fewer.
