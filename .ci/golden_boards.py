@@ -19,7 +19,7 @@ from sparsebench.board import picture, views
 from sparsebench.board.board import Board, notes_on
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.published import data_of
-from sparsebench.board.settings import about, read
+from sparsebench.board.settings import about, frame_of, read
 from sparsebench.board.tables import Choice, render
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,22 +42,24 @@ def rows_of(board: str) -> str:
 def shown() -> Iterator[tuple[str, str]]:
     """Yield by the names of their files what is shown of the board quick, and of one in which much is wrong."""
     quick = read(ROOT / "leaderboard" / "quick", None)
-    board = Board(judge(quick), judge(quick, "task"))
+    judged = judge(quick)
+    board = Board(judged, judge(quick, "task", judged))
     yield "page.json", lines_of(data_of(board)["settings"])
-    broken = broken_of(quick)
+    broken = frame_of(broken_of(quick))
+    judged = judge(broken)
+    by_task = judge(broken, "task", judged)
     drawn = {
         "accuracy": picture.draw(board), "gap": picture.draw(board, picture.GAP, width="one"),
         "samples": picture.draw(board, picture.SAMPLES),
         "chosen": picture.draw(board, strategies=["noise", "tome"], width="one"),
         "one budget": picture.draw(Board(judge(quick[quick["budget"].isin(["macs 1", "macs 0.5"])]), Leaderboard())),
-        "broken": picture.draw(Board(judge(broken), Leaderboard())),
+        "broken": picture.draw(Board(judged, by_task)),
     }  # fmt: skip
     yield "pictures.json", lines_of([{"picture": name, **artists_of(figure)} for name, figure in drawn.items()])
-    judged, by_task = judge(broken), judge(broken, "task")
     settings = "".join(f"{setting.title}: {about(setting)}\n" for setting in judged.settings)
     sets = [one for one in by_task.rankings if one.setting.source == "composite"]
     reports = {
-        "all": render(views.report(judged, notes_on(broken)), "table", Choice(width=120)),
+        "all": render(views.report(judged, notes_on(broken, judged)), "table", Choice(width=120)),
         "by task": render(views.report(by_task, whole=False), "table"),
         "pairs": render(views.pairs(judged.rankings), "table"),
         "matched": render(views.matched(by_task.rankings), "table"),

@@ -178,7 +178,7 @@ def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
         write(table, "md", Choice(("rank", "none")))
 
 
-@pytest.mark.parametrize("arguments", [(), ("--by", "task"), ("--view", "pairs"), ("--view", "matched")], ids=str)
+@pytest.mark.parametrize("arguments", [("--by", "task"), ("--view", "pairs")], ids=str)
 def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...]) -> None:
     def width(*more: str) -> int:
         """Return that of the first table, without a title above it."""
