@@ -271,7 +271,7 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
     room = 0.75  # of ticks, labels and a legend
     for words, color, write in ((title, style.BLACK, figure.suptitle), (notes, style.DARK, figure.supxlabel)):
         if words:
-            text = write(plain(words, 1000).strip(), x=0.01, ha="left", color=color)
+            text = write(plain(words, None).strip(), x=0.01, ha="left", color=color)
             style.wrap(text, 0.98 * figure.bbox.width)
             room += 1.4 * float(text.get_fontsize()) / 72 * (1 + text.get_text().count("\n"))
     figure.set_figheight(high + room)

@@ -171,7 +171,7 @@ def page(board: Board, docs: str = "") -> bytes:
         "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(sheet)}",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
     ])  # fmt: skip
-    data = json.dumps(data_of(board), allow_nan=False, separators=(",", ":")).translate(ESCAPED)
+    data = json.dumps(data_of(board), separators=(",", ":")).translate(ESCAPED)
     # What has several budgets begins, or else what the board is about.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(

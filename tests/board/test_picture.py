@@ -160,7 +160,7 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
     assert -30 < figure.axes[0].get_ylim()[0] < -20
     fair = {"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1)}
     for lost, named in ((4, "random"), (4.8, "random (-5)"), (40, "random (-40)")):  # four times what others lose
-        low = picture.curves(*board({**fair, "random": (2, 3, lost)}), TITLE)
+        low = picture.curves(*board({**fair, "random": (0.5, 1, lost)}), TITLE)
         assert (low.axes[0].get_ylim()[0] < -4) == (named == "random") and named in boxes(low)
     for alone in ({"good": (0.05, 0.05, 0.05)}, {"random": (0.05, 0.05, 0.05)}):
         assert picture.curves(*board(alone), TITLE).axes[0].get_ylim() == pytest.approx((-0.53, 0.23), abs=0.01)
