@@ -6,8 +6,9 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 from urllib.parse import quote_plus
 
 import numpy as np
@@ -40,8 +41,7 @@ ADDRESSES = (
 SEARCH = "https://scholar.google.com/scholar?q="
 
 
-@dataclass(frozen=True)
-class Board:
+class Board(NamedTuple):
     """What records come to; a pure function of what lies in their folder.
 
     Attributes:
@@ -55,12 +55,12 @@ class Board:
 
     judged: Leaderboard
     by_task: Leaderboard
-    notes: list[str] = field(default_factory=list)
-    bibtex: list[str] = field(default_factory=list)
-    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    suites: list[str] = field(default_factory=list)
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    papers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    bibtex: Sequence[str] = ()
+    environments: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    suites: Sequence[str] = ()
+    pictures: Mapping[str, bytes] = MappingProxyType({})
+    papers: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
 def gather(folder: Path) -> Board:

@@ -170,8 +170,9 @@ def side(column: Column) -> str:
 
 def interval_row(key: str, interval: Interval | None) -> Row:
     """Return an interval as three columns, None for what is not known, without minus zero."""
-    values = zip((key, f"{key}_low", f"{key}_high"), interval or (None, None, None), strict=True)
-    return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in values}
+    value, low, high = interval or (None, None, None)
+    values = {key: value, f"{key}_low": low, f"{key}_high": high}
+    return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in values.items()}
 
 
 def rank_ends(rank: Any) -> tuple[float, float]:
@@ -241,8 +242,7 @@ FLAGS = ("trained", "pareto", "pareto_speed")
 
 def dicts(rows: pd.DataFrame) -> list[Row]:
     """Return the rows of a DataFrame as mappings, with None where a value is missing."""
-    columns = {key: [None if x != x else x for x in column.tolist()] for key, column in rows.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return rows.astype(object).where(rows.notna(), None).to_dict("records")
 
 
 def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
@@ -274,12 +274,13 @@ def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
 
 def _add_parts(table: pd.DataFrame, attrs: dict[str, str]) -> None:
     """Add the parts of ranks, strategies and budgets as columns."""
+    import pandas as pd
+
     from sparsebench.strategy import budget, spec
 
     if "rank" in table:
-        table["rank_low"], table["rank_high"] = (
-            zip(*map(rank_ends, table["rank"]), strict=True) if len(table) else ([], [])
-        )
+        ends = pd.DataFrame(map(rank_ends, table["rank"]), table.index, ["rank_low", "rank_high"], dtype=float)
+        table[list(ends)] = ends
         attrs |= {"rank_low": "first rank that it may have", "rank_high": "last rank that it may have"}
     params = [spec.parts_of(str(label))[1] for label in table.get("strategy", ())]
     amounts = [budget.parts_of(str(label)) for label in table.get("budget", ())]

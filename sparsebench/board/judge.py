@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,8 +46,7 @@ NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
 others."""
 
 
-@dataclass(frozen=True)
-class Curves:
+class Curves(NamedTuple):
     """The strategies of one setting over their budgets.
 
     Attributes:
@@ -62,8 +61,7 @@ class Curves:
     pairs: Pairs
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """What the rows of one setting come to.
 
     Attributes:
@@ -91,8 +89,7 @@ class Ranking:
         return self.setting.task
 
 
-@dataclass(frozen=True)
-class Leaderboard:
+class Leaderboard(NamedTuple):
     """A leaderboard's rows, ranked ones first and oracles last, and what their ranks come from.
 
     Attributes:
@@ -178,7 +175,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
         if column not in columns.BY_TASK and (column.key in filled or column in columns.COLUMNS):
             of_task = board.parts[column.part].task if column.key in filled and column.part in board.parts else ""
             visible.append(column._replace(task=of_task))
-    return replace(board, columns=[*columns.BY_TASK, *visible] if by else visible)
+    return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
 
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataFrame:
@@ -252,7 +249,7 @@ def _gaps(setting: Setting) -> pd.DataFrame:
         reductions = (values.loc[dense] - values).apply(lambda row: row.dropna().tolist(), axis=1)
         intervals["spurious_gap_reduction"] = [mean_interval(pairs) if pairs else None for pairs in reductions]
     if sum(setting.has(name) for name in tested if ON_BACKGROUND.fullmatch(name)) == 4:
-        contenders, groups = zip(*entries, strict=True)
+        contenders, groups = [contender for contender, _ in entries], [of_items for _, of_items in entries]
         intervals["aligned_gap"] = curves.aligned_gaps(contenders, groups, setting.lone)
         if dense in setting.contenders:
             contender = setting.contenders[dense][0]
@@ -273,7 +270,8 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     rows, main = _rows(parts, kinds), parts["accuracy"]
     missing = main.missing
     lost = rows["strategy"].isin([name for name, _ in lossy]) if missing.budgets else False
-    lost |= pd.Series([pair in lossy for pair in zip(rows["strategy"], rows["budget"], strict=True)], rows.index)
+    pairs_of_names = rows[["strategy", "budget"]].itertuples(index=False, name=None)
+    lost |= pd.Series([pair in lossy for pair in pairs_of_names], rows.index)
     unranked = rows.index[lost | rows.index.isin(missing.apart) | missing.dense]
     able = rows[rows["accuracy"].notna()]
     contenders = [main.contenders[entry][0] for entry in able.index]
@@ -281,7 +279,7 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     judged = ~able.index.isin(unranked)
     places = np.flatnonzero(judged & (able["kind"] != "oracle"))
     rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
-    dense = np.flatnonzero(able["strategy"] == DENSE)[:1].tolist()
+    dense = np.flatnonzero(able["strategy"] == DENSE).tolist()
     others = {place: dense[0] for place in range(len(able))} if dense else {}
     _compare(rows, able, all_pairs, judged, DENSE, "accuracy_delta", others)
     _compare(rows, able, all_pairs, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
@@ -300,7 +298,7 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
         costs = cost[ranked].to_numpy(float)
         beaten = (better & (costs[:, None] <= costs) & comparable).any(axis=0)
         rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
-    order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"].fillna(0)}
+    order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"]}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
     rows, over = _curves(main, rows, unranked)
     return Ranking(parts, rows.loc[ranked], pairs, rows, over)
@@ -395,7 +393,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
     order = {
         "not dense": table.index != DENSE, "oracle": table["kind"] == "oracle", "last": table["rank"] == NOT_RANKED,
-        "kept": -table["kept_accuracy"].fillna(0), "name": table.index,
+        "kept": -table["kept_accuracy"], "name": table.index,
     }  # fmt: skip
     table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
     return rows, Curves(budgets, middle, table, pairs)
@@ -421,6 +419,6 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
         by_name[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
         by_name[name] |= {"macs_at_2_at_most": True} if by_name[name]["macs_at_2"] == spent[0] else {}
     kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)
-    for name, interval in zip(heights, kept, strict=True):
-        by_name[name] |= interval_row("kept_accuracy", interval)
+    for place, name in enumerate(heights):
+        by_name[name] |= interval_row("kept_accuracy", kept[place])
     return heights, pd.DataFrame.from_dict(by_name, orient="index")

@@ -54,15 +54,13 @@ BELOW = 4
 """Random tokens at the input are beyond the axis where they lose more than so many times what all others do."""
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
-TICKS = (0, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10, 20, -20, -50, -100)
+TICKS = (0, *(sign * tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) for sign in (1, -1)))
 KINDS = {
     "deployable": ("strategy", style.COLOURS[0], "o"),
     "baseline": ("baseline", style.DARK, "s"),
     "oracle": ("oracle (knows the relevant tokens)", style.COLOURS[3], "^"),
 }
 """Kinds of strategies in words, with colour and marker of their dots."""
-LETTERS, SIZE = {"one": 20, "two": 34}, {"one": 7, "two": 9}
-"""Of a name at most, and of all letters in points, by the width."""
 
 
 class _Line(NamedTuple):
@@ -150,27 +148,25 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
     notes += "" if strategies else "In colour: the most accurate at each budget and the best-ranked others. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
-        inches = style.COLUMNS[width]
-        figure, axis = _new(width, max(0.5 * inches, 2.4, 0.155 * (len(chosen) + len(references)) + 0.2), title, notes)
+        figure, axis = _new(width, max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2), title, notes)
         axis.set_yscale("asinh", linear_width=LINEAR)
-        axis.axhline(0, color=style.BLACK, linewidth=0.7)
+        axis.axhline(0, color=style.BLACK, linewidth=style.THIN)
         for line in others:
-            axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=0.7, zorder=1)
-        for line, look in zip(coloured, looks.values(), strict=True):
-            ends, order = ([1, *line.x], [0, *line.y]), 3 if look.marker else 2
-            axis.plot(*ends, color=look.color, linestyle=look.linestyle, zorder=order, label=line.name)
+            axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=style.THIN, zorder=1)
+        for name, look in looks.items():
+            line, order = lines[name], 3 if look.marker else 2
+            axis.plot([1, *line.x], [0, *line.y], color=look.color, linestyle=look.linestyle, zorder=order, label=name)
             if look.marker:
                 axis.plot(line.x, line.y, look.marker, color=look.color, mec="white", mew=0.4, zorder=4)
-                axis.vlines(line.x, line.low, line.high, color=look.color, linewidth=0.8, alpha=0.7, zorder=2)
+                axis.vlines(line.x, line.low, line.high, color=look.color, linewidth=0.8, alpha=0.7)
         last = min(line.x[-1] for line in coloured)
         axis.set_xlim(1, last - 0.01 * (1 - last))
-        ticks = np.arange(1, last - 0.01, -0.1 if width == "two" else -0.2).round(1)
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.xaxis.set_major_formatter("{x:g}")
         _fit(axis, bottom, max(0.2, *(line.high.max() for line in coloured)))
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
-        _label(figure, axis, coloured, list(looks.values()), bottom, LETTERS[width])
+        _label(figure, axis, coloured, list(looks.values()), bottom, style.LETTERS[width])
     return figure
 
 
@@ -243,11 +239,11 @@ def dots(
                 axis.hlines(place[drawn], low[drawn], high[drawn], color=color, linewidth=1)
                 axis.plot(value[drawn], place[drawn], marker, color=color, label=words)
         for at in value[dense & reached]:
-            axis.axvline(at, color=style.BLACK, linewidth=0.7, linestyle=(0, (4, 2)))
+            axis.axvline(at, color=style.BLACK, linewidth=style.THIN, linestyle=(0, (4, 2)))
         for row in place[~reached]:
             axis.annotate("not reached ", (1, row), xycoords=("axes fraction", "data"), color=style.DARK, ha="right",
                           va="center", fontsize=7, bbox={"color": "white", "pad": 0})  # fmt: skip
-        axis.set_yticks(place, [plain(name, LETTERS[width]) for name in order["label"]])
+        axis.set_yticks(place, [plain(name, style.LETTERS[width]) for name in order["label"]])
         for row in np.flatnonzero(dense):
             axis.get_yticklabels()[row].set_fontweight("bold")
         axis.set_ylim(len(order) - 0.4, -0.6)
@@ -263,22 +259,21 @@ def dots(
 
 @contextmanager
 def _sheet(width: str) -> Iterator[None]:
-    sizes = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
-    with style.sheet(**{"text.parse_math": False} | dict.fromkeys(sizes, SIZE[width])):
+    size, names = style.SIZES[width], ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
+    sizes = dict.fromkeys((*names, "legend.fontsize", "figure.titlesize"), size) | {"figure.labelsize": size - 1}
+    with style.sheet(**{"text.parse_math": False} | sizes):
         yield
 
 
 def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]:
     """Return a figure with axes of about `high` inches, a title above them at the left, and notes below."""
-    inches = style.COLUMNS[width]
-    figure = style.new(inches, high, layout="constrained")
+    figure = style.new(style.COLUMNS[width], high, layout="constrained")
     room = 0.75  # of ticks, labels and a legend
-    parts = ((title, SIZE[width], style.BLACK, figure.suptitle), (notes, SIZE[width] - 1, style.DARK, figure.supxlabel))
-    for words, size, color, write in parts:
+    for words, color, write in ((title, style.BLACK, figure.suptitle), (notes, style.DARK, figure.supxlabel)):
         if words:
-            text = write(plain(words, 1000).strip(), x=0.01, ha="left", fontsize=size, color=color)
+            text = write(plain(words, None).strip(), x=0.01, ha="left", color=color)
             style.wrap(text, 0.98 * figure.bbox.width)
-            room += 1.4 * size / 72 * (1 + text.get_text().count("\n"))
+            room += 1.4 * float(text.get_fontsize()) / 72 * (1 + text.get_text().count("\n"))
     figure.set_figheight(high + room)
     return figure, figure.add_subplot()
 
@@ -315,9 +310,9 @@ def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line])
 def _bottom(lines: Sequence[_Line]) -> float:
     """Return the lowest points on the axis of losses."""
     lowest = {line.name: float(min(line.low.min(), -0.5)) for line in lines}
-    random = lowest.get("random", -0.5)
-    others = min((low for name, low in lowest.items() if name != "random"), default=random)
-    return min(others, random if random > BELOW * others else 0)
+    random = lowest.pop("random", 0.0)
+    others = min(lowest.values(), default=random)
+    return min(others, random if random > BELOW * others else 0.0)
 
 
 def _fit(axis: Axes, bottom: float, top: float) -> None:
@@ -357,11 +352,11 @@ def _label(
     placed += min(0.0, box.y1 + 0.1 * dpi - placed[0])
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
-    for height, place in zip(placed, order, strict=True):
-        look, x = looks[place], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
+    for rank, place in enumerate(order):
+        look, height, x = looks[place], placed[rank], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
         labels[place].xy = (1, (height - box.y0) / box.height)
         if lines[place].y[-1] < bottom:
             continue
         joint = back([(ends[place, 0], heights[place]), (x[0], heights[place]), (x[1], height), (x[2], height)])
-        axis.plot(*joint.T, color=look.color, linewidth=0.7, clip_on=False, zorder=2)
+        axis.plot(*joint.T, color=look.color, linewidth=style.THIN, clip_on=False)
         axis.plot(*joint[-1:].T, look.marker or "none", color=look.color, clip_on=False)

@@ -61,9 +61,9 @@ SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 DIGITS, GIGA = 6, 1e9
 TEMPLATES = Environment(
     loader=PackageLoader("sparsebench.board", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-    lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
-ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+"""In JSON inside of HTML; json.dumps has no characters beyond ASCII."""
 
 
 def publish(board: Board, out: Path) -> None:
@@ -171,7 +171,7 @@ def page(board: Board, docs: str = "") -> bytes:
         "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(sheet)}",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
     ])  # fmt: skip
-    data = json.dumps(data_of(board), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
+    data = json.dumps(data_of(board), separators=(",", ":")).translate(ESCAPED)
     # What has several budgets begins, or else what the board is about.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(

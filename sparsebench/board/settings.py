@@ -144,9 +144,8 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
         disposals = "" if about is None else how_of_label(about.how, strategy)
         checked = reports.badge_of(check_reports, strategy, revision)
         notes.append((*checked, trained, badge if name == submitted else "", plain(disposals)))
-    number = grouped.ngroup()
-    columns = zip((CHECKS, REMARK, "trained", "badge", "how"), zip(*notes, strict=True), strict=True)
-    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in columns})
+    number, words = grouped.ngroup(), pd.DataFrame(notes, columns=[CHECKS, REMARK, "trained", "badge", "how"])
+    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in words.items()})
 
 
 def frame_of(records: Flats) -> pd.DataFrame:
@@ -233,7 +232,7 @@ class Missing(NamedTuple):
     apart: set[int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Setting:
     """The records of one task with all its parameters, one model, and one size unless sizes are compared.
 
@@ -295,7 +294,7 @@ class Setting:
     def networks(self) -> dict[int, str]:
         """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
         names = self.records.loc[self.records["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
-        return dict(zip(names[SEED].tolist(), names["network"].tolist(), strict=True))
+        return names.set_index(SEED)["network"].to_dict()
 
     @cached_property
     def lone(self) -> bool:
@@ -423,9 +422,10 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
         alike[task, model].append(Setting(task, task, model, text, int(n), track, records, without_result, entries))
     settings = []
     for (task, model), of_names in alike.items():
-        tasks, models = (_varying(params) for params in zip(*(setting.params for setting in of_names), strict=True))
+        tasks, models = (_varying([setting.params[part] for setting in of_names]) for part in (0, 1))
         tracks = {setting.track for setting in of_names}
-        for setting, of_task, of_model in zip(of_names, tasks, models, strict=True):
+        for place, setting in enumerate(of_names):
+            of_task, of_model = tasks[place], models[place]
             of_task |= {"track": setting.track} if len(tracks) > 1 else {}
             labels = plain(label(task, of_task), 1000), plain(label(model, of_model), 1000)
             settings.append(replace(setting, task=labels[0], model=labels[1]))

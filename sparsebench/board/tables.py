@@ -8,10 +8,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import SEPARATING_LINE, tabulate
 
@@ -43,8 +42,7 @@ _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows under columns, and what stands around them.
 
     Attributes:
@@ -76,8 +74,7 @@ class Table:
         return with_values(self.rows, self.columns)
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What is told of something.
 
     Attributes:
@@ -91,8 +88,7 @@ class Report:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What is shown of tables.
 
     Attributes:
@@ -218,8 +214,8 @@ def _of_a_page(table: Table) -> list[Table]:
                 parts.append([])
             parts[-1].extend(some)
     first, *others = parts
-    continued = replace(table, label="", above="Continued.", legend=(), explained=False)
-    return [replace(table, rows=first), *(replace(continued, rows=rows) for rows in others)]
+    continued = table._replace(label="", above="Continued.", legend=(), explained=False)
+    return [table._replace(rows=first), *(continued._replace(rows=rows) for rows in others)]
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:

@@ -301,7 +301,7 @@ def _shift(sets: list[Ranking]) -> Table:
         )
         parts.append(cells.set_index(["budget", "strategy"])[[at, rank]])
     rows = pd.concat(parts, axis=1).reset_index()
-    rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"].fillna(0))
+    rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"])
     rows = rows.sort_values(["other", "budget", "down"])
     # How much the order of the strategies on the first set is that on each of the others, over the budgets of three or
     # more strategies; nothing is said of fewer.
@@ -357,10 +357,11 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
     network = str(setting.params[1].get("arch", setting.model))
     precision = str(setting.params[1].get("precision", "float32"))
     columns, legend = PAPER, list[str]()
-    keys = list(zip(rows["strategy"], rows["budget"].mask(rows["strategy"] == DENSE, ""), strict=True))
+    budgets = rows["budget"].mask(rows["strategy"] == DENSE, "")
+    keys = list(rows.assign(budget=budgets)[["strategy", "budget"]].itertuples(index=False, name=None))
     if times is not None:
         times = times[(times["network"] == network) & (times["precision"] == precision)]
-        timed = set(zip(times["strategy"], times["budget"], strict=True))
+        timed = set(times[["strategy", "budget"]].itertuples(index=False, name=None))
         if (DENSE, "") in timed.intersection(keys):
             columns, batch = TIMED, int(times.loc[times["strategy"] == DENSE, "batch"].max())
             at = times.set_index(["batch", "strategy", "budget"])
@@ -404,8 +405,8 @@ def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
     shares = setting.entries.loc[rows.index, "asked"]
     names = rows["budget"].mask(is_dense, DENSE)
     groups = shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, names)
-    rest_of_budget = map(besides_share, rows["budget"], shares)
-    rows["method"] = [", ".join(filter(None, words)) for words in zip(rows["strategy"], rest_of_budget, strict=True)]
+    besides = pd.Series(map(besides_share, rows["budget"], shares), rows.index, dtype=object)
+    rows["method"] = rows["strategy"].where(besides == "", rows["strategy"] + ", " + besides)
     top_1 = next(column for column in PAPER if column.key == "accuracy")
     rows["shown"] = [text_of(row, top_1) for row in dicts(rows)]
     cost = -rows["macs_ratio"].fillna(0).groupby(groups).transform("max")

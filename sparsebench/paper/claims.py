@@ -407,7 +407,7 @@ def add_published(report: Report, rankings: Sequence[Ranking]) -> Report:
     parts = [_add_numbers(table, ranking) for table, ranking in zip(report.tables, rankings, strict=False)]
     columns = next((table.columns for table in parts if PUBLISHED in table.columns), report.data.columns)
     data = Table([row for table in parts for row in table.rows], columns)
-    return replace(report, tables=parts or report.tables, data=data)
+    return report._replace(tables=parts or report.tables, data=data)
 
 
 def _add_numbers(table: Table, ranking: Ranking) -> Table:
@@ -425,4 +425,4 @@ def _add_numbers(table: Table, ranking: Ranking) -> Table:
     if not numbers.keys() & set(keys):
         return table
     rows = [{**row, PUBLISHED.key: numbers.get(key)} for row, key in zip(table.rows, keys, strict=True)]
-    return replace(table, rows=rows, columns=(*table.columns, PUBLISHED))
+    return table._replace(rows=rows, columns=(*table.columns, PUBLISHED))

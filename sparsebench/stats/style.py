@@ -27,6 +27,12 @@ FIRST = (0, 1, 2, 3, 1, 3)
 MARKERS = "osD^vP"
 COLUMNS = {"one": 3.25, "two": 6.75}
 """Widths in inches of one and two columns of a paper."""
+HEIGHTS = {"one": 2.4, "two": 3.375}
+"""Smallest heights in inches of axes with accuracy over MACs, by width."""
+LETTERS, SIZES = {"one": 20, "two": 34}, {"one": 7, "two": 9}
+"""Longest name in characters, and font size in points, by width."""
+THIN = 0.7
+"""Width in points of axes and of lines without a label."""
 DPI = 190
 """Resolution of PNG files: two columns are 1,282 pixels wide."""
 FORMS: dict[str, dict[str, Any]] = {
@@ -48,7 +54,7 @@ SHEET: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": DARK,
-    "axes.linewidth": 0.7,
+    "axes.linewidth": THIN,
     "axes.axisbelow": True,
     "axes.unicode_minus": False,
     "grid.color": "#e6e8eb",

@@ -140,3 +140,4 @@ def test_items_that_show_one_foreground_count_as_one_draw() -> None:
                 assert one >= other - 1e-12
                 wider += one > 1.1 * other
     assert wider >= 6
+    assert on_foregrounds([bytes_of(np.arange(400) + 400 * seed) for seed in range(3)]) == unknown

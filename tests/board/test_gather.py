@@ -13,7 +13,7 @@ from flats import Flat, build, flat, rows_in
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, gather, notes_on
 from sparsebench.board.columns import dicts
-from sparsebench.board.settings import about, describe, frame_of, read, settings_of
+from sparsebench.board.settings import MAIN, SUCCESS, about, describe, frame_of, read, settings_of
 from sparsebench.records import manifests, store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
@@ -97,11 +97,15 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     for settings in ([], ["1" * 64]):  # the same suite, asked for with other words, is said once
         store.keep(tmp_path / "suites", {"name": "quick", "version": 3, "settings": settings})
-    records = rows_in(tmp_path)
-    board = gather(tmp_path)
+    records, board = rows_in(tmp_path), gather(tmp_path)
     assert rows_without(dicts(board.judged.rows), "trained") == rows_without(build(records), "trained")
     assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(build(records, "task"), "trained")
     assert (board.notes, board.suites) == (notes_on(records, board.judged), ["quick, version 3"])
+    for n, task in enumerate(("theory", "spurious")):
+        suite = {"name": task, "version": 1, "settings": [str(k) * 64 for k in range(n)]}
+        store.keep(tmp_path / "suites", suite | {"main_task": task, "sample_complexity": task})
+    attributes = read(tmp_path).attrs
+    assert (attributes[MAIN], attributes[SUCCESS]) == (("spurious", "theory"), "spurious")  # the larger one first
 
 
 def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(tmp_path: Path) -> None:

@@ -146,4 +146,7 @@ def test_trials_that_are_missing_are_counted() -> None:
              for record in SINGLE for n in (4, 8)]  # fmt: skip
     some = without(sizes, strategy="fair", n_train=4, repetition=0)
     assert any(line.startswith("fair on composite: not ranked there, without 1 of 6 trials") for line in notes_on(some))
+    tested = [record | {"network": f"network-{record['repetition']}", "repetition": 0} for record in SINGLE]
+    lines = notes_on(without(tested, strategy="fair", network="network-1"))
+    assert any(line.startswith("fair on composite: not ranked there, without 1 of 3 tests") for line in lines)
     assert {row["rank"] for row in build(some) if row["strategy"] == "fair"} == {"not ranked"}

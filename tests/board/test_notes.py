@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+import pytest
 from flats import WHOLE, flat, flatten
 
 from sparsebench.board.board import notes_on
-from sparsebench.records.record import Cell, Origin, Part, Record
+from sparsebench.records.record import Cell, Origin, Part, Record, bytes_of, canonical
 from sparsebench.strategy.budget import Budget
 
 
@@ -29,6 +31,32 @@ def test_unfinished_training_and_mixed_devices_are_named() -> None:
     lines = notes_on([stuck, fitted, elsewhere])
     assert any(line.startswith("mine: 1 of 2 trials reached the step limit") for line in lines)
     assert any(line.startswith("made on cpu, cuda:0 X") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("networks", "labels", "moved", "n", "said"),
+    [
+        ([""], "numbers", 1, 40, "vit: dense is right in 0 of 40 pictures, and chance would be 10"),
+        (["a", "b"], "numbers", 1, 40, "vit with b: dense is right in 0 of 40 pictures, and chance would be 10"),
+        (["a", "b"], "numbers", 1, 20, None),  # which comes about by chance
+        (["a", "b"], "numbers", 0, 40, None),
+        (["a", "b"], "", 1, 40, None),  # classes that were not numbered by their folders
+    ],
+)
+def test_answers_that_are_right_less_often_than_chance_are_named(
+    networks: list[str], labels: str, moved: int, n: int, said: str | None
+) -> None:
+    """The last network answers with the next class."""
+    setting = canonical([{"name": "folder", "params": {"labels": labels}}, {"name": "timm", "params": {}}])
+    truth = np.arange(n) % 4
+    records = [
+        flat(name, 0, "folder", cell_id=f"{name} {network}", setting=setting, network=network, test_items=n,
+             test_labels=bytes_of(truth), accuracy=0.5,
+             test_predictions=bytes_of((truth + moved * (network == networks[-1])) % 4))
+        for name in ("dense", "mine") for network in networks
+    ]  # fmt: skip
+    found = [line.partition(": the class")[0] for line in notes_on(records) if "chance" in line]
+    assert found == ([f"folder, {said}"] if said else [])
 
 
 def test_terms_that_were_not_in_a_loss_are_named_by_strategy_and_task() -> None:

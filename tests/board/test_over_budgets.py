@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,46 +114,6 @@ def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_name
     assert {"good", "good @0,1"} < set(over(judged).rows["strategy"])
     assert "1 rows have budgets that are no shares of dense MACs" in text(judged, "md")
     assert "no shares of dense MACs" not in text(judge(WORLD), "md")
-
-
-def gaps_and_trials() -> list[Flat]:
-    spurious = [
-        r | {"task": "spurious", "setting": "t", "spurious_gap": 0.2, "worst_group_accuracy": 0.5}
-        for name in ("dense", "good")
-        for r in records(name, {1.0 if name == "dense" else 0.5: 0.6}, task="spurious")
-    ]
-    theory = [
-        r | {"task": "theory", "setting": "u", "n_train": n, "success": float(n > 4), "cell_id": f"{r['cell_id']} {n}"}
-        for name in ("dense", "good")
-        for r in records(name, {1.0 if name == "dense" else 0.5: 0.6}, task="theory")
-        for n in (4, 8)
-    ]
-    return [*spurious, *theory]
-
-
-@pytest.mark.parametrize("form", ["table", "md"])
-def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
-    judged = judge([*WORLD, *gaps_and_trials()])
-    made = text(judged, form, notes=["a note"])
-    main, rest = made.split("Spurious correlations", 1)
-    gaps, trials = rest.split("Sample complexity", 1)
-    assert "kept accuracy" in main and "worst group" not in main and "N50" not in main
-    assert "worst group" in gaps and "N50" not in gaps and "accuracy" in gaps
-    assert "N50 / dense" in trials and "a note" in trials
-    assert text(judged, "latex").count(r"\begin{table*}") == 3
-    table = next(table for table in report(judged).tables if table.title.startswith("Spurious"))
-    (good,) = (row for row in table.rows if row["strategy"] == "good")
-    own = [r["accuracy"] for r in gaps_and_trials() if (r["task"], r["strategy"]) == ("spurious", "good")]
-    assert good["accuracy_with_gap"] == pytest.approx(np.mean(own))
-
-
-def test_a_board_of_several_sets_of_pictures_says_how_to_see_them_together() -> None:
-    def seen(images: str) -> list[Flat]:
-        setting = json.dumps([{"params": {"images": images}}, {"params": {}}])
-        return [r | {"setting": setting, "cell_id": f"{images} {r['cell_id']}"} for r in WORLD]
-
-    assert not any("--view shifts" in note for note in notes_on(seen("folder-1")))
-    assert any("--view shifts" in note for note in notes_on([*seen("folder-1"), *seen("folder-2")]))
 
 
 def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:

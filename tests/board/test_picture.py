@@ -74,24 +74,40 @@ def lines(figure: Figure) -> dict[str, tuple[str, str]]:
     return {str(line.get_label()): (to_hex(line.get_color()), str(line._dash_pattern)) for line in found}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("width", list(style.COLUMNS))
-def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
-    figure = picture.curves(*board(ALIKE | REFERENCES), TITLE, list(ALIKE), width)
+@pytest.mark.parametrize(("width", "more"), [("one", REFERENCES), ("two", REFERENCES), ("two", {})])
+def test_labels_of_strategies_that_end_together_can_be_read(width: str, more: dict[str, Any]) -> None:
+    figure = picture.curves(*board(ALIKE | more), TITLE, list(ALIKE), width)
     found = boxes(figure)
-    labels = {name: found[name] for name in (*ALIKE, *REFERENCES)}
+    labels = {name: found[name] for name in (*ALIKE, *more)}
     for (one, a), (other, b) in combinations(labels.items(), 2):
         assert a[3] <= b[1] or b[3] <= a[1], (one, other)
     area = figure.axes[0].get_window_extent().extents
-    assert all(box[0] > area[2] for box in labels.values())  # right of the axes
+    height = max(box[3] - box[1] for box in labels.values())
+    assert all(box[0] > area[2] for box in labels.values())  # right of the axes, and beside them
+    assert all(area[1] - 2 * height < (box[1] + box[3]) / 2 < area[3] + 2 * height for box in labels.values())
     for text, (left, bottom, right, top) in found.items():
         assert left >= 0 and bottom >= 0 and right <= figure.bbox.width and top <= figure.bbox.height, text
     assert figure.get_figwidth() == style.COLUMNS[width]
     order = sorted(ALIKE, key=lambda name: -labels[name][1])
     assert order == list(ALIKE)  # as their lines end
+    # A line joins the end of each strategy with its name, right of the axes.
+    joints = [one for one in figure.axes[0].lines if not one.get_clip_on() and len(one.get_xdata()) > 1]
+    to_pixels = figure.axes[0].transData.transform
+    ends = {line.get_label(): line.get_xydata()[-1] for line in figure.axes[0].lines}
+    joined = set()
+    for joint in joints:
+        points = to_pixels(joint.get_xydata())
+        (name,) = (name for name, box in labels.items() if abs((box[1] + box[3]) / 2 - points[-1, 1]) < 1)
+        assert np.allclose(points[0], to_pixels(ends[name]), atol=1) and points[0, 1] == pytest.approx(points[1, 1])
+        assert area[2] < points[1, 0] < points[2, 0] < points[3, 0] < labels[name][0]
+        joined.add(name)
+    assert joined == set(labels)
+    assert labels[order[0]][1] - labels[order[-1]][1] < 12.5 * height, "no farther apart than needed"
+    assert figure.get_figheight() < 5
 
 
 def test_named_lines_differ_in_colour_or_dash() -> None:
-    many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(picture.MOST_NAMED)}
+    many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(24)}
     looks = lines(picture.curves(*board(many | REFERENCES), TITLE, list(many)))
     assert set(looks) == {*many, *REFERENCES} and len(set(looks.values())) == len(looks)
     with pytest.raises(UserError, match="at most"):
@@ -104,7 +120,7 @@ def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_ar
     frame = board(lost, last=4)
     named = set(lines(picture.curves(*frame, TITLE)))
     assert {"early", "steady", *REFERENCES} < named and "worse" not in named
-    assert len(named) == picture.NAMED + len(REFERENCES)
+    assert len(named) == 6 + len(REFERENCES)
     grey = [line for line in picture.curves(*frame, TITLE).axes[0].lines if to_hex(line.get_color()) == style.PALE]
     assert len(grey) == len(lost) - len(named)
 
@@ -143,21 +159,24 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
     figure = picture.curves(*board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), TITLE)
     assert -30 < figure.axes[0].get_ylim()[0] < -20
     fair = {"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1)}
-    low = picture.curves(*board({**fair, "random": (5, 20, 40)}), TITLE)
-    assert -2 < low.axes[0].get_ylim()[0] < -1
-    assert any(text.startswith("random (") and "40" in text for text in boxes(low))
+    for lost, named in ((4, "random"), (4.8, "random (-5)"), (40, "random (-40)")):  # four times what others lose
+        low = picture.curves(*board({**fair, "random": (0.5, 1, lost)}), TITLE)
+        assert (low.axes[0].get_ylim()[0] < -4) == (named == "random") and named in boxes(low)
+    for alone in ({"good": (0.05, 0.05, 0.05)}, {"random": (0.05, 0.05, 0.05)}):
+        assert picture.curves(*board(alone), TITLE).axes[0].get_ylim() == pytest.approx((-0.53, 0.23), abs=0.01)
 
 
 def test_names_of_strangers_are_drawn_as_they_are(tmp_path: Path) -> None:
     names = [r"$\frac{a}{", "two\nlines", "<script>alert(1)</script>", "\x1b[31mred", "名前", "x" * 300, "ok_{}"]
     frame = board({name: (0.1, 0.3, 1 + i) for i, name in enumerate(names)})
-    figure = picture.curves(*frame, "a $ and a $ and\nmore", names[: picture.MOST_NAMED])
+    figure = picture.curves(*frame, "a $ and a $ and\nmore", names)
     for form in style.FORMS:
         content = style.content(figure, form)
         if form == "svg":
             ElementTree.fromstring(content)
     drawn = [text for text in boxes(figure) if "$" in text]
     assert any(text.startswith(r"$\frac{a}{") for text in drawn)
+    assert max(map(len, (text for text in boxes(figure) if text.startswith("xx")))) == 34
     assert all(box[2] <= figure.bbox.width for box in boxes(figure).values())
 
 
@@ -186,6 +205,9 @@ def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
     places = {str(line.get_label()): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].lines}
     assert places["strategy"] == [(10, 1), (120, 3)] and places["dense"] == [(60, 2)]
     assert {"strategy", "dense", "oracle (knows the relevant tokens)"} <= set(found)  # its legend can be read
+    heights = np.array([text.get_window_extent().height for text in figure.axes[0].get_yticklabels()])
+    apart = np.diff(sorted(rows.values()))
+    assert (heights.max() < apart).all() and (apart < 2.5 * heights.max()).all()
     only = boxes(picture.dots(VALUES, TITLE, "training samples", ["fast"], width))
     assert {"fast", "dense"} <= set(only) and "slow" not in only
     with pytest.raises(UserError, match="unmeasured"):
@@ -207,20 +229,13 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path, drawn: None) -> None:
-    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    for form, first in begins.items():
-        code, said = call(few, "--picture", tmp_path / f"board.{form}", "--strategies", "tome, noise")
-        assert code == 0 and "written" in said and (tmp_path / f"board.{form}").read_bytes().startswith(first)
-    texts = (tmp_path / "board.svg").read_text(encoding="utf-8")
+    for name, *words in (("board.svg", "--strategies", "tome, noise"), ("gap.pdf", "--of", "gap", "--width", "one")):
+        code, said = call(few, "--picture", tmp_path / name, *words)
+        assert code == 0 and "written" in said
+    texts, gap = (tmp_path / "board.svg").read_text(encoding="utf-8"), (tmp_path / "gap.pdf").read_bytes()
     assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts
     assert "depth 5" in texts and "nan" not in texts.lower().replace("dominant-", "")
-
-
-@pytest.mark.parametrize(("of", "says"), [("gap", "gap of the strategy, points"), ("samples", "training samples")])
-def test_gap_and_samples_have_pictures_of_their_own(few: Path, tmp_path: Path, of: str, says: str, drawn: None) -> None:
-    assert call(few, "--picture", tmp_path / "one.svg", "--of", of, "--width", "one")[0] == 0
-    texts = (tmp_path / "one.svg").read_text(encoding="utf-8")
-    assert says in texts and "<!-- oracle -->" in texts and 'width="234pt"' in texts
+    assert gap.startswith(b"%PDF") and b"/MediaBox [ 0 0 234 " in gap
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,5 @@ def test_a_suite_says_which_task_stands_first_and_what_counts_as_success() -> No
     world.attrs |= {MAIN: ("spurious",), SUCCESS: "solved"}
     judged = judge(world)
     assert tasks_of(judged)["accuracy"] == "spurious" and tasks_of(judged)["sample_complexity"] == "theory"
+    wider = judge(world.assign(solved=3 * world["solved"] - 1))  # a success is 0 or 1, whatever a task returns
+    assert wider.rows["sample_complexity"].equals(judged.rows["sample_complexity"])
