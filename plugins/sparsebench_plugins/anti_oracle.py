@@ -15,6 +15,7 @@ class AntiOracle(Strategy):
     name: ClassVar[str] = "anti_oracle"
     kind: ClassVar[Kind] = "oracle"
     needs: ClassVar[frozenset[str]] = frozenset({"relevance"})
+    draws_random: ClassVar[bool] = True
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return the negative relevance; equal tokens are ordered at random."""

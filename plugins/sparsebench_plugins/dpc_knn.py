@@ -23,6 +23,7 @@ class DPCKNN(Strategy):
 
     name: ClassVar[str] = "dpc_knn"
     site: ClassVar[Site] = "block"
+    draws_random: ClassVar[bool] = True
     how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Zeng et al., Not all tokens are equal (TCFormer), CVPR 2022"
     bibtex: ClassVar[str] = """@inproceedings{zeng2022tcformer,

@@ -25,6 +25,7 @@ class KMedoids(Strategy):
     name: ClassVar[str] = "k_medoids"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
+    draws_random: ClassVar[bool] = True
     how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Marin et al., Token pooling in vision transformers, WACV 2023"
     published: ClassVar[tuple[Published, ...]] = (Published("k_medoids:keep_rate=0.7,iterations=3", "DeiT-S"),)

@@ -19,6 +19,7 @@ class Oracle(Strategy):
     name: ClassVar[str] = "oracle"
     kind: ClassVar[Kind] = "oracle"
     needs: ClassVar[frozenset[str]] = frozenset({"relevance"})
+    draws_random: ClassVar[bool] = True
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return the relevance plus random numbers that order equal tokens; they are smaller than all differences."""

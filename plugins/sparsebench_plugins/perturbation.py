@@ -28,6 +28,7 @@ class Perturbation(Strategy):
     name: ClassVar[str] = "perturbation"
     kind: ClassVar[Kind] = "baseline"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "outputs"})
+    draws_random: ClassVar[bool] = True
     expected_failures: ClassVar[Mapping[str, str]] = {
         "macs_fall_with_the_budget": "asking the network about each token costs more than the tokens do"
     }

@@ -21,6 +21,7 @@ class Random(Strategy):
     name: ClassVar[str] = "random"
     kind: ClassVar[Kind] = "baseline"
     needs: ClassVar[frozenset[str]] = frozenset()
+    draws_random: ClassVar[bool] = True
 
     stratified: bool = Field(False, description="keep the same share of each cell; needs a grid")
     cell: int = Field(2, ge=1, description="side of a cell in patches")

@@ -19,6 +19,7 @@ class RandomInside(Strategy):
     kind: ClassVar[Kind] = "baseline"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset()
+    draws_random: ClassVar[bool] = True
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return independent uniform scores."""

@@ -33,6 +33,7 @@ class TNT(Strategy):
     name: ClassVar[str] = "tnt"
     site: ClassVar[Site] = "block"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "prefix"})
+    draws_random: ClassVar[bool] = True
     trained: ClassVar[bool] = True
     citation: ClassVar[str] = "Rao et al., Training noise token pruning (TNT), arXiv:2411.18092, 2024"
     bibtex: ClassVar[str] = """@article{rao2024tnt,

@@ -117,16 +117,11 @@ ALL = "all"
 """Stands for all installed strategies; see `testable` for tasks that train nothing."""
 Contender = tuple[Strategy, PluginClass, Budget, Part]
 """A strategy with its registration, its budget and its part of cells, which is built once, as many cells share it."""
-DRAWING = frozenset({"random", "random_inside", "oracle", "anti_oracle", "tnt", "perturbation", "dpc_knn", "k_medoids"})
-"""The shipped strategies whose tests depend on `view.random`. It is a table, as an attribute in each class would change
-the hashes of their files, which identify results of strategies that are loaded as files."""
 
 
 def draws_random(entry: PluginClass) -> bool:
-    """Return whether repeated tests of a network with a strategy may differ. This is assumed of third-party ones."""
-    if entry.cls.draws_random is not None:
-        return entry.cls.draws_random
-    return not entry.origin.is_shipped or entry.cls.name in DRAWING
+    """Return whether repeated tests of a network with a strategy may differ. Third-party strategies have to deny it."""
+    return not entry.origin.is_shipped if entry.cls.draws_random is None else entry.cls.draws_random
 
 
 def contenders_of(

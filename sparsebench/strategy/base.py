@@ -135,7 +135,7 @@ class Strategy(BaseModel):
         distils: whether training starts from the trained dense network of the same task, model, training data and
             repetition, which is also the teacher in `loss`.
         draws_random: whether test results depend on `view.random`, so that a test of the same trained network can be
-            repeated; None if unknown, which counts as True.
+            repeated; None if unknown, which counts as True, except for strategies of sparsebench.
         fit_images: number of training images for `fit`.
         fit_labels: whether `fit` also gets the labels of these images.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
