@@ -152,14 +152,15 @@ def status(folder: Path) -> None:
     records, runs = list(store.read(folder).values()), underway(folder).values()
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
-    rows = _counts(records, [run for run in runs if run.alive])
+    rows = _counts(records, [run for run in runs if run.alive or run.stopped])
     write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n")
     for run in runs:
         left = sum(run.left.values())
-        silent = f"was stopped with {left} cells left, or has not reported for {clock(time.time() - run.updated)}"
+        silent = "" if run.stopped else f", or has not reported for {clock(time.time() - run.updated)}"
         about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
         longest = f"the longest running cell: {clock(time.time() - run.since)}"
-        text = f": {about}; {longest}" if run.alive else f" {silent}: run the same command again to continue"
+        ended = f" was stopped with {left} cells left{silent}: run the same command again to continue"
+        text = f": {about}; {longest}" if run.alive else ended
         write(f"the run on {plain(run.host)} (process {run.pid}){text}\n")
     if not runs:
         click.echo("no run is under way")

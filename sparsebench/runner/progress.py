@@ -49,6 +49,7 @@ class Underway(BaseModel):
         running: the number of running cells, by strategy.
         done: the sum of the shares of running cells that are done.
         seconds: the expected seconds until the end of the run; None if unknown.
+        stopped: whether the run has ended with cells left.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,10 +62,11 @@ class Underway(BaseModel):
     running: dict[str, int] = {}
     done: float = 0.0
     seconds: float | None = None
+    stopped: bool = False
 
     @property
     def alive(self) -> bool:
-        """Whether the file was written lately. On the same machine its process must also exist."""
+        """Whether the run has not ended, and has written lately. On the same machine its process must also exist."""
         try:
             if self.host == socket.gethostname():
                 os.kill(self.pid, 0)
@@ -72,14 +74,14 @@ class Underway(BaseModel):
             pass
         except (OSError, OverflowError):
             return False
-        return self.pid > 0 and time.time() - self.updated < DEAD
+        return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD
 
 
 @contextmanager
 def beat(
     out: Path, expected: Expected, workers: int, tell: Callable[[Underway], None] = lambda now: None
 ) -> Iterator[None]:
-    """Update the status file of a run in a thread, and remove it at the end.
+    """Update the status file of a run in a thread, and remove it at the end unless cells are left.
 
     Args:
         out: the run's folder.
@@ -101,11 +103,14 @@ def beat(
                 done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
             )  # fmt: skip
 
+    def write(now: Underway) -> None:
+        with suppress(UserError):  # if the folder cannot be written, the run itself reports it
+            files.write_whole(path, now.model_dump_json().encode())
+
     def write_on() -> None:
         while not over.is_set():
             now = state()
-            with suppress(UserError):  # if the folder cannot be written, the run itself reports it
-                files.write_whole(path, now.model_dump_json().encode())
+            write(now)
             tell(now)
             over.wait(EVERY)
         tell(state())
@@ -118,13 +123,16 @@ def beat(
     finally:
         over.set()
         thread.join()
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-            path.parent.rmdir()
+        if expected.left:
+            write(state().model_copy(update={"stopped": True, "running": {}}))
+        else:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                path.parent.rmdir()
 
 
 def underway(out: Path) -> dict[Path, Underway]:
-    """Return the statuses of a folder's runs, by file. A killed run leaves a file that is not `alive`."""
+    """Return the statuses of a folder's runs, by file. A stopped or killed run leaves a file that is not `alive`."""
     runs = {}
     for path in files.files_in(out / "underway", ".json"):
         with suppress(OSError, ValueError):  # the file is gone or damaged
@@ -133,7 +141,7 @@ def underway(out: Path) -> dict[Path, Underway]:
 
 
 def clear(out: Path) -> None:
-    """Remove the status files of a folder's killed runs. The current run computes their cells."""
+    """Remove the status files of a folder's stopped and killed runs. The current run computes their cells."""
     for path, run in underway(out).items():
         if not run.alive:
             path.unlink(missing_ok=True)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from measured import TINY
 from processes import processes_of
 from running import execute, planned
 from waiting import soon
 
 from sparsebench import api
+from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plugin.registry import Registry
@@ -76,6 +78,8 @@ def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_p
     assert stops == [1] and 1 <= len(new) < 80  # several if a slow machine handles the signal late
     assert len(store.read(tmp_path)) == len(new) and {record.status for record in new} == {"ok"}
     assert len(plan(tmp_path).todo) == 80 - len(new)
+    status = CliRunner().invoke(main, ["status", str(tmp_path)])
+    assert f"was stopped with {80 - len(new)} cells left: run the same command" in status.output
 
 
 HOLDS = """
