@@ -1,11 +1,11 @@
-"""Count the small faults that the tests detect: a fixed sample of mutants, each with the tests of its room.
+"""Count the mutants that the tests detect: a fixed random sample, each tested with the tests of its room.
 
     pip install '.[test]' cosmic-ray
     python benchmarks/mutants.py --out mutants.jsonl --write benchmarks/mutants.md
 
-cosmic-ray makes the mutants. First a place in the code is drawn, then one of its mutants, so that operators with many
-replacements do not count more. Annotations are left out, because their mutants change no behaviour. The file of --out
-has one line for each mutant. The same command resumes a stopped run.
+cosmic-ray makes the mutants. The sample draws a place in the code, then one of its mutants, so that operators with many
+replacements do not get more weight. Annotations are excluded, because their mutants change no behaviour. The file of
+--out has one line for each mutant. The same command resumes a stopped run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import numpy  # noqa: F401  loaded once, for all forks
+import numpy  # noqa: F401  imported once, before the forks
 import pandas  # noqa: F401
 import pytest
 import scipy.special  # noqa: F401
@@ -53,7 +53,7 @@ KEPT = 0
 
 
 def annotations(text: str) -> set[tuple[int, int]]:
-    """Return the (line, column) of each character of a module's annotations."""
+    """Return the (line, column) of each character of the annotations in a module."""
     places = set()
     for node in ast.walk(ast.parse(text)):
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
@@ -71,12 +71,12 @@ def annotations(text: str) -> set[tuple[int, int]]:
 
 
 def mutants_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """Return the mutants of a module by place: operator and number of its occurrence."""
+    """Return the mutants of a module by (line, column): operator, and index of the occurrence in the module."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
     text = path.read_text("utf-8")
-    left_out, nodes = annotations(text), list(ast_nodes(get_ast(text)))
+    excluded, nodes = annotations(text), list(ast_nodes(get_ast(text)))
     places = defaultdict(list)
     for name in sorted(operator_names()):
         if name.startswith(NOT_DRAWN):
@@ -85,21 +85,21 @@ def mutants_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
         for node in nodes:
             for start, _ in operator.mutation_positions(node):
                 occurrence += 1
-                if start not in left_out:
+                if start not in excluded:
                     places[start].append((name, occurrence))
     return places
 
 
 def sample(count: int, seed: int) -> list[dict]:
     """Return a random sample of `count` mutants: room, file, line, operator, occurrence."""
-    rng, every = random.Random(seed), []
+    rng, candidates = random.Random(seed), []
     for room, (names, _) in ROOMS.items():
         roots = [ROOT / "sparsebench" / name for name in names]
         files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py")))
         for file in files:
-            every += [(room, file, place, mutants) for place, mutants in sorted(mutants_of(file).items())]
+            candidates += [(room, file, place, mutants) for place, mutants in sorted(mutants_of(file).items())]
     drawn = []
-    for room, file, (line, column), mutants in rng.sample(every, count):
+    for room, file, (line, column), mutants in rng.sample(candidates, count):
         operator, occurrence = rng.choice(mutants)
         drawn.append(
             {"room": room, "file": file.relative_to(ROOT).as_posix(), "line": line, "column": column,
@@ -109,34 +109,37 @@ def sample(count: int, seed: int) -> list[dict]:
 
 
 def run_tests(copy: Path, tests: list[str], seconds: float) -> str:
-    """Run tests in a copy of the repository, in a fork of this process, which has loaded the libraries already."""
+    """Run tests in a copy of the repository: "killed", "survived" or "too long".
+
+    They run in a fork of this process, which has already imported the libraries.
+    """
     child = os.fork()
     if child == 0:
         os.setsid()
         os.chdir(copy)
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-        signal.alarm(int(seconds))  # ends the fork
+        with open(os.devnull, "w", encoding="utf-8") as null:
+            os.dup2(null.fileno(), 1)
+            os.dup2(null.fileno(), 2)
+        signal.alarm(int(seconds))  # kills the fork
         sys.path[:0] = paths = [str(copy), str(copy / "plugins")]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for processes that tests start
         os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests])))
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # processes that tests left behind
+        os.killpg(child, signal.SIGKILL)  # processes that are left over from tests
     if os.WIFSIGNALED(status):
         return "too long"
     return "survived" if os.WEXITSTATUS(status) == KEPT else "killed"
 
 
 def change_of(text: str, changed: str) -> str:
-    """Return the changed lines as one line."""
+    """Return the difference of the changed lines, as one line."""
     lines = difflib.unified_diff(text.splitlines(), changed.splitlines(), n=0, lineterm="")
     return " ".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
 def judge(mutants: list[dict], out: Path, seconds: float) -> Iterator[dict]:
-    """Yield each mutant with its result: killed, survived or timed out."""
+    """Yield each mutant with its result, see `run_tests`, and the changed line."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -151,7 +154,7 @@ def judge(mutants: list[dict], out: Path, seconds: float) -> Iterator[dict]:
                 yield from (done[tuple(mutant.values())] for mutant in of_room)
                 continue
             if (result := run_tests(copy, tests, 10 * seconds)) != "survived":
-                raise SystemExit(f"the tests of {room} do not pass as they are: {result}")
+                raise SystemExit(f"the tests of {room} do not pass without a mutant: {result}")
             for mutant in of_room:
                 if (known := done.get(tuple(mutant.values()))) is None:
                     path = copy / mutant["file"]

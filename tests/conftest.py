@@ -2,7 +2,7 @@ import os
 
 from running import inline
 
-# A core for each of the tests that run side by side: else libraries start as many threads in each as there are cores.
+# One core for each test process: otherwise libraries start one thread per core in each of them.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 
 import functools
@@ -33,7 +33,7 @@ from sparsebench.strategy.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[1]
 THEORIES = {"sparsebench_theory"}
-"""What SPARSEBENCH_HIDE may name, to see that what does not use the plugin passes without it."""
+"""Values of SPARSEBENCH_HIDE that disable a plugin of this repository: other tests must pass without the plugin."""
 
 # No test fails because the machine is slow.
 ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -43,11 +43,11 @@ settings.load_profile("fast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run what takes more than seconds, and more examples")
+    parser.addoption("--slow", action="store_true", help="also run slow tests, and more examples")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a file of 1,500 slow tests, which takes seconds to collect."""
+    """Skip a file of 1,500 slow tests, whose collection takes seconds."""
     return True if collection_path.name == "test_conformance.py" and not config.getoption("--slow") else None
 
 
@@ -69,13 +69,13 @@ def _hides_theories() -> bool:
 
 
 def pytest_configure() -> None:
-    """Hide the plugins of others that are installed here: from tests, and from the processes that they start.
+    """Hide installed third-party plugins from tests and from the processes that tests start.
 
-    Until all tests are collected the garbage collector is held off: it took half of that time.
+    The garbage collector is disabled until all tests are collected, because it took half of that time.
     """
     gc.disable()
-    # xdist's workers have what its controller said, and would see none to hide.
-    asked = THEORIES & set(os.environ.pop(registry.HIDDEN, "").split(","))
+    # xdist's workers inherit the variable of the controller; with it they would see no plugin to hide.
+    hidden = THEORIES & set(os.environ.pop(registry.HIDDEN, "").split(","))
     names = {
         registry.distribution(entry.dist)[0] for entry in registry.entries().values() if not registry.is_shipped(entry)
     }
@@ -83,11 +83,11 @@ def pytest_configure() -> None:
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
     if named != {name: entry.value for name, entry in registry.entries().items()}:
         pytest.exit("other entry points are installed than pyproject.toml has: pip install --no-deps -e .", 2)
-    os.environ[registry.HIDDEN] = ",".join(sorted(names | asked))
+    os.environ[registry.HIDDEN] = ",".join(sorted(names | hidden))
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is collected stays, and is not looked through again by each test's collections
+    gc.freeze()  # collected tests stay in memory; the garbage collector need not scan them again
     gc.enable()
 
 
@@ -101,12 +101,12 @@ ENTRIES = registry.entries
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep decoded pictures away from the user's, and load no workers before one is asked for.
+    """Use a separate cache of decoded pictures, and start no server process before a test needs one.
 
-    The picture of a run's board is empty, as drawing takes longer than a small run; tests of pictures have it drawn. A
-    batch is timed once, and not seven times. What is installed is looked for once in each list of folders.
+    The picture of a run's board is empty, because drawing takes longer than a small run; tests of pictures draw it. A
+    batch is timed once, not seven times. Installed plugins are searched once for each sys.path.
     """
-    from sparsebench.runner import results  # with torch, which the process needs not that hands out tests
+    from sparsebench.runner import results  # imports torch, which the controller of xdist does not need
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entries", lambda: dict(_entries(os.environ[registry.HIDDEN], tuple(sys.path))))
@@ -119,7 +119,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def scripted() -> Callable[..., Strategy]:
-    """Return a maker of strategies whose plan is a function of the view and the number of tokens to keep."""
+    """Return a function that makes a strategy from `decide(view, keep)`, which returns its plan."""
 
     def make(
         decide: Callable[..., Any],
@@ -144,8 +144,8 @@ CLASSES = ("airplane", "bird", "cat", "dog")
 @pytest.fixture(scope="session")
 def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with some of cifar10/{train,test}/<class>/*.jpg, of `CLASSES`, and plants/*.jpg."""
-    given = os.environ.get("SPARSEBENCH_DATA")
-    source = Path(given) if given else ROOT.parent / "shared" / "data"
+    folder_name = os.environ.get("SPARSEBENCH_DATA")
+    source = Path(folder_name) if folder_name else ROOT.parent / "shared" / "data"
     if (source / "cifar10").is_dir() and (source / "plants").is_dir():
         return source
     folder = tmp_path_factory.mktemp("images")
@@ -169,7 +169,7 @@ def samples() -> Path:
 
 @pytest.fixture(scope="session")
 def make_record() -> Callable[..., Record]:
-    """Return a maker of records of one cell; `started` counts seconds, `value` is the accuracy."""
+    """Return a function that makes records of one cell; `started` is in seconds, `value` is the accuracy."""
 
     def make(
         *,
@@ -197,7 +197,7 @@ def make_record() -> Callable[..., Record]:
 
 @pytest.fixture(scope="session")
 def job_of() -> Callable[..., list[Job]]:
-    """Return a function from a plugin and a task to the job of its cell, after those of the cells it starts from.
+    """Return a function from a plugin and a task to the job of its cell, preceded by the jobs that the cell depends on.
 
     Without a task the cell is a tiny one.
     """
@@ -227,7 +227,7 @@ def job_of() -> Callable[..., list[Job]]:
 
 @pytest.fixture(scope="session")
 def measured(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Record]:
-    """Return a function from a plugin and a task to the record of its cell; equal questions are answered once."""
+    """Return a function from a plugin and a task to the record of its cell, computed once for equal arguments."""
     out = tmp_path_factory.mktemp("measured")
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""Users' pictures of which some cannot be read, and who looks at them: one command, once, before its cells."""
+"""Unreadable pictures in users' folders. A command reads all pictures once, before its cells."""
 
 import os
 import subprocess
@@ -24,14 +24,14 @@ ARCH, NAMES, EACH = "test_vit", ("n01440764", "n01443537"), 7
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache of the test's own."""
+    """Return a new cache folder."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a folder of noise in two classes of ImageNet, seven pictures each."""
+    """Return a folder with seven pictures of noise in each of two ImageNet classes."""
     return write_noise(tmp_path / "mine", NAMES, EACH)
 
 
@@ -41,14 +41,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(root: Path) -> dict[str, str]:
-    """Make pictures bad in four ways; return which, and what must be said of each."""
+    """Spoil four pictures in different ways; return their names, and the expected reason of each."""
     first, second = (root / name for name in NAMES)
     (first / "1.png").write_bytes((first / "1.png").read_bytes()[:900])
     (first / "2.png").write_text("no picture")
     (second / "0.png").write_bytes(b"")
     (second / "5.png").write_bytes(b"II*\x00\x08\x00\x00\x00\xff\xff")
-    said = {f"{NAMES[0]}/1.png": "", f"{NAMES[0]}/2.png": "of no known format", f"{NAMES[1]}/0.png": "it is empty"}
-    return said | {f"{NAMES[1]}/5.png": ""}
+    reasons = {f"{NAMES[0]}/1.png": "", f"{NAMES[0]}/2.png": "of no known format", f"{NAMES[1]}/0.png": "it is empty"}
+    return reasons | {f"{NAMES[1]}/5.png": ""}
 
 
 def options(root: Path, weights: Path) -> list[str]:
@@ -82,26 +82,26 @@ def test_all_bad_pictures_are_one_line_before_the_first_cell_and_nothing_is_lost
     assert store.read(tmp_path / "out") == records
 
 
-def test_those_that_can_be_opened_are_found_by_decoding_and_named_with_their_number(
+def test_bad_pictures_that_can_be_opened_are_found_by_decoding_and_counted(
     root: Path, weights: Path, tmp_path: Path
 ) -> None:
     for i in (1, 4):
         (root / NAMES[0] / f"{i}.png").write_bytes(b"no picture")
     result = run(root, weights, tmp_path / "out")
-    said = result.stderr.splitlines()
+    lines = result.stderr.splitlines()
     assert result.exit_code == 1 and store.read(tmp_path / "out") == {}
-    assert said[0] == f"14 pictures to decode, 0.00 GB in {cache.cache_folder()}" and said[1].startswith("14/14")
-    assert said[2].startswith("Error: 2 of 14 pictures cannot be read: ") and len(said) == 3
+    assert lines[0] == f"14 pictures to decode, 0.00 GB in {cache.cache_folder()}" and lines[1].startswith("14/14")
+    assert lines[2].startswith("Error: 2 of 14 pictures cannot be read: ") and len(lines) == 3
 
 
-def test_left_out_they_are_other_data_and_every_board_says_how_many_there_are(
+def test_left_out_pictures_change_the_data_and_every_board_says_how_many_there_are(
     root: Path, weights: Path, tmp_path: Path
 ) -> None:
     bad, out = spoil(root), tmp_path / "out"
     first = run(root, weights, out, "--skip-bad", "--plugin", "attn_topk")
     assert first.exit_code == 0, first.stderr
-    says = "left out: 4 of 14 pictures, which cannot be read: " + ", ".join(sorted(bad))
-    assert says in first.stdout
+    note = "left out: 4 of 14 pictures, which cannot be read: " + ", ".join(sorted(bad))
+    assert note in first.stdout
     ids = set(store.read(out))
     assert {record.outcomes.n for record in store.read(out).values() if record.outcomes} == {10}
     merged = CliRunner().invoke(main, ["merge", str(out), "-o", str(tmp_path / "merged")])
@@ -111,13 +111,13 @@ def test_left_out_they_are_other_data_and_every_board_says_how_many_there_are(
     (submission,) = (tmp_path / "to" / "attn_topk").iterdir()
     assert CliRunner().invoke(main, ["verify", str(submission)]).exit_code == 0
     for folder in (tmp_path / "merged", submission):
-        assert says in CliRunner().invoke(main, ["leaderboard", str(folder)]).stdout
+        assert note in CliRunner().invoke(main, ["leaderboard", str(folder)]).stdout
     for form in ("md", "html"):
         assert "4 of 14 pictures" in (out / f"leaderboard.{form}").read_text()
 
     again = run(root, weights, out, "--skip-bad", "--plugin", "attn_topk")
     assert "all 3 cells are in the store" in again.stderr and "pictures to check" not in again.stderr
-    for name in bad:  # what is left is the same data without the word
+    for name in bad:  # without the bad pictures, the same data need no --skip-bad
         path = root / name
         (path / "inside.png").unlink() if path.is_dir() else None
         path.rmdir() if path.is_dir() else path.unlink()
@@ -141,7 +141,7 @@ def test_a_dry_run_decodes_nothing_and_says_so(
     assert result.exit_code == 0, result.stderr
     left = 13 if more else 14
     assert f"{left} pictures to decode first, 0.00 GB in {place}; nothing is decoded now" in result.stdout
-    assert "unknown" not in result.stdout  # hours and memory: a batch of the network was timed
+    assert "unknown" not in result.stdout  # hours and memory are known, because one batch was timed
     assert not list(place.glob(f"*{cache.SUFFIX}")) and not (tmp_path / "out").exists()
     if more:
         run(root, weights, tmp_path / "out", *more)
@@ -154,16 +154,16 @@ def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
 ) -> None:
     files = Files((f"folder:{root}",), weights=(weights,))
     request = Request(suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}", seeds=1)
-    of = plan(request, files, Registry(), tmp_path / "out", "missing")
-    cache.decode(pictures_of(of.todo, Registry(), of.locations))
+    planned = plan(request, files, Registry(), tmp_path / "out", "missing")
+    cache.decode(pictures_of(planned.todo, Registry(), planned.locations))
     for name in NAMES:
         (root / name).rename(tmp_path / name)
     records: list[Record] = []
-    execute(of, Registry(), tmp_path / "out", on_record=records.append)
-    assert [(record.status, record.metrics["accuracy"].n) for record in records] == [("ok", 14)] * len(of.todo)
+    execute(planned, Registry(), tmp_path / "out", on_record=records.append)
+    assert [(record.status, record.metrics["accuracy"].n) for record in records] == [("ok", 14)] * len(planned.todo)
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read anything")
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root can read every file")
 def test_a_picture_that_may_not_be_read_is_one_of_them(root: Path, weights: Path, tmp_path: Path) -> None:
     (root / NAMES[0] / "1.png").chmod(0)
     result = run(root, weights, tmp_path / "out")
@@ -177,7 +177,7 @@ def test_two_commands_at_once_share_one_decoding(root: Path, weights: Path, tmp_
         subprocess.Popen([*line, "--out", str(tmp_path / name)], stderr=subprocess.PIPE, text=True)
         for name in ("one", "other")
     ]
-    said = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    assert sum(" to decode" in text for text in said) == 1
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+    assert sum(" to decode" in text for text in errors) == 1
     assert len([path for path in place.iterdir() if cache.SUFFIX in path.name]) == 1

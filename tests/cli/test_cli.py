@@ -1,4 +1,4 @@
-"""The command line: what it lists, runs, writes and refuses."""
+"""The command line: lists, runs, written files and refused input."""
 
 import csv
 import json
@@ -42,12 +42,12 @@ def board_in(folder: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """Return the folder of a run with a good and two broken plugins, and how it ended; do not write to it."""
+    """Return the folder of a run with one good and two broken plugins, and the result; tests must not write to it."""
     out = tmp_path_factory.mktemp("finished")
     return out, call("run", *PLUGINS, *SMALL, "--out", out, "--jobs", 0, "--format", "csv")
 
 
-def test_what_runs_nothing_imports_no_torch_and_no_dask(finished: tuple[Path, Result], tmp_path: Path) -> None:
+def test_commands_that_run_no_cell_import_no_torch_and_no_dask(finished: tuple[Path, Result], tmp_path: Path) -> None:
     lines = (
         "--help", "run --help", "--version", "list", "list tasks", "list models", "list suites", "list observers",
         "show mlflow", "observe --help", "show attn_topk", "show composite", "status OUT", "data",
@@ -55,21 +55,23 @@ def test_what_runs_nothing_imports_no_torch_and_no_dask(finished: tuple[Path, Re
         "export OUT --format parquet -o NEW/rows", "merge RANKED -o NEW/merged", "list --bibtex", "show noise --bibtex",
         "check --help", "new --help", "show-tokens --help", "compare --help", "reproduce --help",
     )  # fmt: skip
-    ranked = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"  # whose outcomes have ranks
+    ranked = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"  # its outcomes have ranks
     places = {"OUT": finished[0], "NEW": tmp_path, "RANKED": ranked}
-    given = [line.split() for line in lines]
-    given = [["/".join(str(places.get(part, part)) for part in word.split("/")) for word in words] for words in given]
+    split = [line.split() for line in lines]
+    commands = [
+        ["/".join(str(places.get(part, part)) for part in word.split("/")) for word in words] for words in split
+    ]
     code = f"""
 import sys
 from sparsebench.board.published import publish
 from sparsebench.cli import main
-for given in {given!r}:
+for words in {commands!r}:
     try:
-        main(given)
+        main(words)
     except SystemExit as leave:
-        assert not leave.code, given
+        assert not leave.code, words
     heavy = {{'torch', 'timm', 'torchvision', 'matplotlib', 'sparsebench_dask', 'distributed', 'dask'}}
-    assert not heavy & set(sys.modules), given
+    assert not heavy & set(sys.modules), words
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -95,8 +97,8 @@ def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_hel
     monkeypatch.syspath_prepend(write_distribution(tmp_path, {"stranger": "a_module_that_is_nowhere"}))
     rows = {row["name"]: row for row in json.loads(call("list", "--json").stdout)}
     assert set(rows) >= SHIPPED | {"stranger"} and rows["stranger"]["kind"] == "broken"
-    shown, said = call("show", "stranger"), "No module named 'a_module_that_is_nowhere'"
-    assert said in rows["stranger"]["what"] and shown.exit_code == 2 and said in shown.stderr
+    result, reason = call("show", "stranger"), "No module named 'a_module_that_is_nowhere'"
+    assert reason in rows["stranger"]["what"] and result.exit_code == 2 and reason in result.stderr
     done = call("run", "--help")
     assert done.exit_code == 0 and "--plugin" in done.stdout and done.stderr == ""
 
@@ -116,7 +118,7 @@ def test_show_says_what_is_known(name: str, says: list[str]) -> None:
         assert text in result.stdout
 
 
-def test_what_is_trained_or_looks_at_images_first_is_said_and_what_to_cite() -> None:
+def test_lists_say_whether_a_strategy_is_trained_or_reads_images_and_what_to_cite() -> None:
     rows = {row["name"]: row for row in json.loads(call("list", "plugins", "--json").stdout)}
     trained = {name: rows[name]["trained"] for name in ("dense", "fisher_mask", "dynamic_vit")}
     assert trained == {"dense": "no", "fisher_mask": "fits", "dynamic_vit": "yes"}
@@ -126,7 +128,7 @@ def test_what_is_trained_or_looks_at_images_first_is_said_and_what_to_cite() -> 
 
 
 def test_each_bibtex_entry_is_printed_once_and_belongs_to_a_citation() -> None:
-    strategies = [found.cls for found in Registry().strategies() if found.cls.bibtex]
+    strategies = [entry.cls for entry in Registry().strategies() if entry.cls.bibtex]
     printed = call("list", "--bibtex").stdout
     assert strategies and all(cls.citation and printed.count(cls.bibtex) == 1 for cls in strategies)
     assert all(cls.bibtex.count("{") == cls.bibtex.count("}") for cls in strategies)
@@ -142,7 +144,7 @@ def test_env_names_the_libraries_and_the_hash() -> None:
 
 
 def refused(result: Result, *says: str) -> None:
-    """Assert that it left with 2 and one line on standard error that says these things."""
+    """Assert that the exit code is 2 and standard error is one line that contains these texts."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -244,7 +246,7 @@ def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_
 def test_any_other_wrong_command_leaves_with_2_and_one_line(
     arguments: list[Any], says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a checkout may hold the folders of runs
+    monkeypatch.chdir(tmp_path)  # the root of a checkout may contain folders of runs
     refused(call(*arguments), *says)
 
 
@@ -298,7 +300,7 @@ def test_what_is_wrong_is_said_at_once_with_file_and_line(finished: tuple[Path, 
     assert begins < number <= begins + 5
 
 
-def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try_others(tmp_path: Path) -> None:
+def test_a_strategy_that_no_model_fits_gets_a_note_on_what_it_lacks(tmp_path: Path) -> None:
     file = tmp_path / "by_keys.py"
     file.write_text(BY_KEYS)
     done = call("run", file, "--suite", "quick-scratch", "--task", COMPOSITE, "--model", VIT, "--n-train", 20,

@@ -18,7 +18,7 @@ NAMES = ["digits", "cifar10", "cifar100", "svhn", "photos", "flowers102", "water
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the place of an empty cache, below a folder without data sets in which commands run."""
+    """Return an empty cache folder; commands run in its parent, which has no data sets."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
@@ -29,7 +29,7 @@ def call(*arguments: Any) -> Result:
 
 
 def rows(*arguments: Any) -> dict[str, dict[str, Any]]:
-    """Return what is said of each set."""
+    """Return the row of each data set."""
     return {row["name"]: row for row in json.loads(call("--json", *arguments).stdout)["sets"]}
 
 
@@ -47,13 +47,13 @@ def test_every_known_set_has_its_place_and_how_to_get_it() -> None:
         assert len(advice) == ("missing" in line)
         for text in advice:
             assert SETS[name].source in text and ("--download" in text) == bool(SETS[name].torchvision)
-    found = rows("--data-root", "elsewhere")
-    assert list(found) == NAMES and found["cifar10"]["place"] == [str(Path("elsewhere/cifar-10-batches-py"))]
-    assert found["svhn"]["for"] == ["foregrounds"] and found["celeba"]["for"] == ["task"]
-    assert all(row["licence"] and row["citation"] and row["source"].startswith("http") for row in found.values())
+    sets = rows("--data-root", "elsewhere")
+    assert list(sets) == NAMES and sets["cifar10"]["place"] == [str(Path("elsewhere/cifar-10-batches-py"))]
+    assert sets["svhn"]["for"] == ["foregrounds"] and sets["celeba"]["for"] == ["task"]
+    assert all(row["licence"] and row["citation"] and row["source"].startswith("http") for row in sets.values())
 
 
-def test_what_there_is_is_told_by_name_and_by_checksum_if_asked(tmp_path: Path) -> None:
+def test_the_state_of_a_set_is_known_by_file_names_and_with_verify_by_checksums(tmp_path: Path) -> None:
     for name in ("train_32x32.mat", "test_32x32.mat"):
         assert rows()["svhn"]["state"] == "missing"
         (tmp_path / "data").mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def test_the_cache_is_shown_and_emptied(place: Path) -> None:
     assert sum(path.stat().st_size for path in place.iterdir()) == 0
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may remove anything")
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root can remove every file")
 def test_a_cache_that_cannot_be_emptied_leaves_with_2(place: Path) -> None:
     cache.Pixels("a", (1, 3, 3, 3), lambda i: np.zeros((3, 3, 3), dtype=np.uint8)).array()
     place.chmod(0o500)

@@ -1,4 +1,4 @@
-"""What people type before they have read anything."""
+"""Commands that users type before they have read the documentation."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_the_folder_is_the_one_that_a_run_writes_unless_it_is_named(
     assert "no records in sparsebench-out" in call(*command).stderr
 
 
-def test_pictures_that_are_named_will_do_for_the_suite_of_ones_own(tmp_path: Path) -> None:
+def test_a_named_data_set_is_accepted_by_the_suite_for_own_pictures(tmp_path: Path) -> None:
     done = call("run", "--suite", "real", "--images", "digits", "noise", "--dry-run", "--out", tmp_path)
     assert done.exit_code == 0, done.stderr
 

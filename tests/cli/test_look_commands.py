@@ -1,4 +1,4 @@
-"""Commands that look into networks: show-tokens and compare."""
+"""The commands show-tokens and compare."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(arguments: list[str], sa
     assert not (tmp_path / "out").exists()
 
 
-def test_it_trains_once_and_then_only_draws(tmp_path: Path) -> None:
+def test_show_tokens_trains_once_and_then_only_draws(tmp_path: Path) -> None:
     first = call("show-tokens", "--plugin", "attn_topk", *IMAGES, "--out", tmp_path)
     assert first.exit_code == 0, first.output
     assert "5 of 5 cells to run" in first.output and f"written: {tmp_path}/tokens.png" in first.output
@@ -68,13 +68,13 @@ def test_a_strategy_that_fails_does_not_keep_the_others_from_being_drawn(tmp_pat
     assert (tmp_path / "tokens.png").stat().st_size > 10_000
 
 
-def test_it_has_the_engines_of_a_run_and_it_can_be_said_where_tokens_are_removed(tmp_path: Path) -> None:
+def test_show_tokens_has_the_engines_of_a_run_and_the_option_where(tmp_path: Path) -> None:
     done = call("show-tokens", *IMAGES, "--keep", "0.5", "--where", "test", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "on no worker processes" in done.output and (tmp_path / "tokens.png").exists()
-    assert not (tmp_path / "suites").exists()  # it is no answer to the whole suite
-    found = {record.label: record.cell.where for record in store.read(tmp_path).values()}
-    assert found == {"dense": "both", "random": "test", "oracle": "test", "anti_oracle": "test"}
+    assert not (tmp_path / "suites").exists()  # only part of the suite was run
+    where = {record.label: record.cell.where for record in store.read(tmp_path).values()}
+    assert where == {"dense": "both", "random": "test", "oracle": "test", "anti_oracle": "test"}
 
 
 def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which the network is trained."""
+    """Return a run's folder in which the network is already trained."""
     folder = tmp_path_factory.mktemp("out")
     done = call("compare", "attn_topk", "random", *SMALL, "--out", folder)
     assert done.exit_code == 0, done.output
@@ -97,7 +97,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_trains_once_and_then_only_compares(out: Path, tmp_path: Path) -> None:
+def test_compare_trains_once_and_then_only_compares(out: Path, tmp_path: Path) -> None:
     picture = tmp_path / "new" / "agreement.png"
     done = call("compare", "attn_topk", "value_norm", *SMALL, "--out", out, "--picture", picture, "--samples", 3)
     assert done.exit_code == 0, done.output
@@ -108,14 +108,14 @@ def test_it_trains_once_and_then_only_compares(out: Path, tmp_path: Path) -> Non
 
 
 def test_json_and_markdown_are_all_that_is_on_standard_output(out: Path) -> None:
-    told = call("compare", "attn_topk", SAMPLES / "good.py", *SMALL, "--keep", 0.4, "--json", "--out", out)
-    found = json.loads(told.stdout)
-    assert found["a"] == {"label": "attn_topk", "budget": "keep 0.4 power-floor"} and found["b"]["label"] == "norm"
-    assert [row["end"] for row in found["rows"]] == [False] * (len(found["rows"]) - 1) + [True]
-    assert (found["samples"], found["patches"], found["n_train"]) == (12, 64, 20)
-    assert all(0 <= row["iou_low"] <= row["iou"] <= row["iou_high"] <= 1 for row in found["rows"])
+    done = call("compare", "attn_topk", SAMPLES / "good.py", *SMALL, "--keep", 0.4, "--json", "--out", out)
+    result = json.loads(done.stdout)
+    assert result["a"] == {"label": "attn_topk", "budget": "keep 0.4 power-floor"} and result["b"]["label"] == "norm"
+    assert [row["end"] for row in result["rows"]] == [False] * (len(result["rows"]) - 1) + [True]
+    assert (result["samples"], result["patches"], result["n_train"]) == (12, 64, 20)
+    assert all(0 <= row["iou_low"] <= row["iou"] <= row["iou_high"] <= 1 for row in result["rows"])
     table = call("compare", "attn_topk", SAMPLES / "good.py", *SMALL, "--keep", 0.4, "--markdown", "--out", out).stdout
-    assert sum(line.startswith("|") for line in table.splitlines()) == 2 + len(found["rows"])
+    assert sum(line.startswith("|") for line in table.splitlines()) == 2 + len(result["rows"])
 
 
 def test_files_bring_the_task_and_the_model(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_files_bring_the_task_and_the_model(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "--plugin; got 'tome'; allowed: files with the task" in wrong.output
 
 
-def test_observers_are_told_of_what_is_trained(tmp_path: Path) -> None:
+def test_observers_receive_the_record_of_the_training(tmp_path: Path) -> None:
     (tmp_path / "lines.py").write_text(code("docs/write/observer.md")[0])
     words = ("attn_topk", "random", *SMALL, "--out", tmp_path / "out", "--observe", tmp_path / "lines.py")
     dry = call("compare", *words, "--dry-run")

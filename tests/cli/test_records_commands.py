@@ -1,4 +1,4 @@
-"""sparsebench export, merge, and leaderboard of folders that older versions wrote."""
+"""sparsebench export, merge and leaderboard, on folders written by older versions."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Return a folder of the records of two strategies, whose board is soon made."""
+    """Return a folder with the records of two strategies, whose board is made quickly."""
     rows = store.rows(GOLDEN).filter(pc.field("strategy").isin(["dense", "random"]))
     table.write(tmp_path / "few" / "records" / "few.parquet", rows, store.sidecars(GOLDEN, *store.SIDECARS))
     return tmp_path / "few"
@@ -44,7 +44,7 @@ def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (["export", "OUT", "-o", "OLD"], "OLD already exists and is not overwritten; give another -o"),
         (["export", "OUT", "--format", "parquet"], "parquet needs an output file; give -o FILE"),
@@ -53,14 +53,14 @@ def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form
         (["merge", "OUT", "-o", "OUT"], "OUT already exists and is not overwritten; give another -o"),
     ],
 )
-def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arguments: list[str], said: str) -> None:
+def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arguments: list[str], error: str) -> None:
     places = {"OUT": out, "NONE": tmp_path / "none", "NEW": tmp_path / "new", "OLD": tmp_path / "old"}
     (tmp_path / "old").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     result = call(*(places.get(a, a) for a in arguments))
     for word, path in places.items():
-        said = said.replace(word, str(path))
-    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
+        error = error.replace(word, str(path))
+    assert (result.exit_code, result.stderr) == (2, f"Error: {error}\n")
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "old").read_text() == "mine"
 
 

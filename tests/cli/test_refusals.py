@@ -1,4 +1,4 @@
-"""What the system refuses, an output that is full, and letters of any kind in names whatever the shell."""
+"""Errors of the operating system, a full output, and non-ASCII names in shells with any locale."""
 
 import os
 import subprocess
@@ -61,7 +61,7 @@ PLAIN = {"LC_ALL": "C"}
 
 
 def call(*arguments: str, folder: Path) -> bytes:
-    """Return what the command says in such a shell, where it succeeds."""
+    """Return the output of a command that succeeds, run with the locale C."""
     command = [sys.executable, "-m", "sparsebench", *arguments]
     done = subprocess.run(command, capture_output=True, cwd=folder, env=os.environ | PLAIN, check=False)
     assert done.returncode == 0, done.stderr.decode("latin-1")
@@ -69,7 +69,7 @@ def call(*arguments: str, folder: Path) -> bytes:
 
 
 def call_here(*arguments: str, folder: Path) -> bytes:
-    """Return what the command says in this process, which takes a fifth of the time."""
+    """Return the output of a command that succeeds, run in this process, which takes a fifth of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         done = CliRunner().invoke(main, arguments)
@@ -115,10 +115,10 @@ def test_names_of_any_letters_are_the_same_cells_as_in_other_shells(
     (tmp_path / "gü.py").write_bytes(PLUGIN.read_bytes())
     (tmp_path / "süß.toml").write_text(SUITE, encoding="utf-8")
     out = tmp_path / letters / "läuft"
-    asked = ["--suite", "süß.toml", "--model", "timm:test_vit", "--weights", "mine.safetensors", "--device", "cpu"]
-    named = ["--images", f"folder:{letters}", "--out", f"{letters}/läuft", "--jobs", workers]
-    said = run("run", "gü.py", *asked, *named, folder=tmp_path)
-    assert "läuft/leaderboard.md".encode() in said
+    chosen = ["--suite", "süß.toml", "--model", "timm:test_vit", "--weights", "mine.safetensors", "--device", "cpu"]
+    paths = ["--images", f"folder:{letters}", "--out", f"{letters}/läuft", "--jobs", workers]
+    output = run("run", "gü.py", *chosen, *paths, folder=tmp_path)
+    assert "läuft/leaderboard.md".encode() in output
     assert "Suite bäume, version 1" in (out / "leaderboard.html").read_text(encoding="utf-8")
     records = store.read(out).values()
     assert {record.status for record in records} == {"ok"}

@@ -1,4 +1,4 @@
-"""How far a run is, as `status`, the bar and a dry run say it."""
+"""The progress of a run, as shown by `status`, the bar and a dry run."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def status(out: Path) -> Result:
 
 
 def row(result: Result, label: str) -> list[str]:
-    """Return the numbers of a strategy: done, failed, running, left."""
+    """Return the counts of a strategy's cells: done, failed, running, left."""
     (line,) = (line for line in result.output.splitlines() if line.split()[:1] == [label])
     return line.split()[1:]
 
@@ -53,17 +53,17 @@ def test_what_is_done_and_failed_is_counted_by_strategy(tmp_path: Path, plan: pl
 
 
 def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, plan: planner.Plan) -> None:
-    seen: list[Result] = []
+    results: list[Result] = []
 
     def look(record: Record) -> None:
-        if not seen:
-            assert soon(lambda: sum(n for one in underway(tmp_path).values() for n in one.left.values()) == 7)
-            seen.append(status(tmp_path))
+        if not results:
+            assert soon(lambda: sum(n for run in underway(tmp_path).values() for n in run.left.values()) == 7)
+            results.append(status(tmp_path))
 
     execute(plan, Registry(), tmp_path, 0, look)
     first = plan.jobs[0].label
-    assert row(seen[0], first) == ["1", "0", "0", "1"]
-    assert re.search(rf"process {os.getpid()}\): 7 cells without a record, (about \d+:|unknown)", seen[0].output)
+    assert row(results[0], first) == ["1", "0", "0", "1"]
+    assert re.search(rf"process {os.getpid()}\): 7 cells without a record, (about \d+:|unknown)", results[0].output)
     assert "no run is under way" in status(tmp_path).output
     assert not (tmp_path / "underway").exists()
 
@@ -71,13 +71,13 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
     with beat(tmp_path, plan.expected, 2):
         plan.expected.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
-        assert soon(lambda: any(one.running for one in underway(tmp_path).values()))
+        assert soon(lambda: any(run.running for run in underway(tmp_path).values()))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
     assert "8 cells without a record, unknown time; the longest running cell: 1:4" in result.output
 
 
-def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: planner.Plan) -> None:
+def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path, plan: planner.Plan) -> None:
     left, ago = {"dense": 5}, time.time() - 300
     file = Underway(host="there", pid=7, updated=ago, since=ago, left=left, running=left)
     files.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
@@ -93,7 +93,7 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: 
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the rest is run", "nothing is left to run"])
-def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
+def test_the_next_run_removes_the_file_of_a_run_that_was_just_killed(
     tmp_path: Path, plan: planner.Plan, whole: bool
 ) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
@@ -122,7 +122,7 @@ WORDS = ["run", "--suite", TINY, "--task", "composite:test=20,30", "--n-train", 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Return a folder in which 12 cells took half a second, and 4 of 12 with another parameter 10 seconds."""
+    """Return a folder with records of 12 cells of 0.5 s, and of 4 of 12 cells with another parameter, of 10 s."""
     jobs = planned(tmp_path, **UNEQUAL).jobs
     small, large = ([job for job in jobs if job.cell.task.params["test"] == test] for test in (20, 30))
     writer = store.Writer(tmp_path)
@@ -144,10 +144,10 @@ def test_dry_run_bar_and_status_say_the_same(
         bar.live = True  # as in a terminal
         bar.begin(plan, workers)
         assert f"8 of 24 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
-        told: list[Underway] = []
-        with beat(out, plan.expected, workers, told.append):
-            assert soon(lambda: bool(told))
+        states: list[Underway] = []
+        with beat(out, plan.expected, workers, states.append):
+            assert soon(lambda: bool(states))
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
-        bar.beat(told[0])
+        bar.beat(states[0])
         assert f"0/8 cells, 0:00 gone, {left} left" in capsys.readouterr().err
     assert f"8 cells without a record, about {left};" in status

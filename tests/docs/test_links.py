@@ -14,7 +14,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def plain(page: str) -> str:
-    """Return a page without its blocks of code and its code in lines."""
+    """Return a page without code blocks and inline code."""
     return re.sub(r"`[^`\n]*`", "", FENCED.sub("", text_of(page)))
 
 
@@ -57,7 +57,7 @@ def test_the_rooms_are_those_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/inside/walks.md", "docs/inside/rooms.md"])
-def test_the_files_that_are_named_are_there(page: str) -> None:
+def test_named_files_exist(page: str) -> None:
     names = re.findall(r"`([\w/]+\.py)`", text_of(page))
     assert [name for name in names if not (ROOT / "sparsebench" / name).is_file()] == []
 
@@ -76,7 +76,7 @@ def test_every_shipped_strategy_is_in_the_table() -> None:
     assert [name for name, module in entries.items() if "plugins" in module and f"`{name}`" not in text] == []
 
 
-def test_everything_whose_docstring_a_page_shows_is_there() -> None:
+def test_every_object_whose_docstring_a_page_shows_exists() -> None:
     names = re.findall(r"^::: (\S+)$", text_of("docs/reference/python.md"), re.MULTILINE)
     assert len(names) > 20
     for module, _, name in (each.rpartition(".") for each in names):

@@ -1,4 +1,4 @@
-"""The page on a model of one's own runs from top to bottom."""
+"""The page on pruning your own model runs from top to bottom."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ PAGE = "docs/how-to/own-model.md"
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other, in an export
+@pytest.mark.filterwarnings("ignore")  # torch warns about its own modules in an export
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

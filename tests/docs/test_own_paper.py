@@ -1,4 +1,4 @@
-"""The page on a paper of one's own: installed, it is listed and made."""
+"""The page on writing a paper: the paper is listed if installed, and its figure is made."""
 
 import csv
 import json

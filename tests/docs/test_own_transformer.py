@@ -1,4 +1,4 @@
-"""The Vision Transformer and the metrics of the pages on models and tasks, and what they are told that lack a part."""
+"""The Vision Transformer and the metrics of the pages on models and tasks, and errors if a part is missing."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,7 +47,7 @@ NAMES = {
     "cls_token": "first", "pos_embed": "positions", "patch_embed.proj": "embed", "attn.qkv": "qkv", "attn.proj": "proj",
     "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.2",
 }  # fmt: skip
-"""Of timm's weights, and of the page's."""
+"""Parts of the names of timm's weights, and the corresponding parts on the page."""
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def test_the_transformer_of_the_page_costs_what_timms_does(networks: tuple[Any, 
     assert mine == theirs
 
 
-def ran(folder: Path, text: str, *strategies: str, jobs: int = 0) -> dict[str, Record]:
+def run_on(folder: Path, text: str, *strategies: str, jobs: int = 0) -> dict[str, Record]:
     """Return the records of a model on a small task, by strategy."""
     (folder / "plain_vit.py").write_text(text)
     (folder / "learner.py").write_text(LEARNER)
-    named = [str(folder / name) if name == "learner.py" else name for name in strategies]
+    plugins = [str(folder / name) if name == "learner.py" else name for name in strategies]
     task = "composite:canvas=16,foreground=8,epochs=1,test=8,pretrain_epochs=0"
     more = {"tasks": task, "n_train": [4], "macs": [0.6], "jobs": jobs, "model": "plain_vit:dim=16,depth=2,heads=2"}
-    sparsebench.run([str(folder / "plain_vit.py"), *named], out=folder / "out", **TINY, **more)
+    sparsebench.run([str(folder / "plain_vit.py"), *plugins], out=folder / "out", **TINY, **more)
     return {record.label: record for record in store.read(folder / "out").values()}
 
 
@@ -114,7 +114,7 @@ def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp
         "a_vit": "it must call acting.read_out(prefix, tokens)", "dynamic_vit": "it must have tell(inputs)",
         "diffrate_search": "keys by acting.weights",
     }  # fmt: skip
-    records = ran(tmp_path, VIT, "tome", "evit", "learner.py", *reasons)
+    records = run_on(tmp_path, VIT, "tome", "evit", "learner.py", *reasons)
     assert {records[name].status for name in ("tome", "evit", "learner", "dense")} == {"ok"}
     assert all(reason in reason_of(records[name]) for name, reason in reasons.items())
 
@@ -128,17 +128,17 @@ def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp
         ("acting.went(came, scoring=scoring)", "random_inside", "it must call acting.went(...) once in each"),
     ],
 )
-def test_a_model_that_lacks_a_line_is_told_which(tmp_path: Path, line: str, name: str, reason: str) -> None:
+def test_the_error_names_the_line_that_a_model_lacks(tmp_path: Path, line: str, name: str, reason: str) -> None:
     assert VIT.count(line) == 1
-    records = ran(tmp_path, VIT.replace(line, "pass"), name)
+    records = run_on(tmp_path, VIT.replace(line, "pass"), name)
     assert reason in reason_of(records[name.removesuffix(".py")])
 
 
 @pytest.mark.slow
-def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tmp_path: Path) -> None:
+def test_a_transformer_without_weights_of_keys_refuses_strategies_that_need_them(tmp_path: Path) -> None:
     without = VIT.replace('acting.bias(), ""', 'None, ""')
     assert without != VIT
-    records = ran(tmp_path, without, "tome", "attn_topk")
+    records = run_on(tmp_path, without, "tome", "attn_topk")
     assert "add acting.bias() to" in reason_of(records["tome"]) and records["attn_topk"].status == "ok"
     for text, heeds in ((VIT, True), (without, False)):
         names: dict[str, Any] = {"__name__": __name__}
@@ -146,7 +146,7 @@ def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tm
         torch.manual_seed(0)
         network = names["Network"](24, 5, patch=4, dim=32, depth=4, heads=4)
         with torch.no_grad():
-            network.blocks[0].qkv.weight.mul_(20)  # attention that differs from image to image
+            network.blocks[0].qkv.weight.mul_(20)  # so that attention differs between images
             images = torch.randint(0, 256, (6, 3, 24, 24), dtype=torch.uint8)
             actor = Actor(Registry().strategy("ats").cls(), Budget(keep_rate=0.7), network.cost, network.grid, 0)
             acting = actor.begin(torch.arange(6), 0, None, training=False)
@@ -159,7 +159,7 @@ def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tm
 def test_a_cell_that_fails_has_its_traceback_in_the_log(tmp_path: Path) -> None:
     wrong = VIT.replace("return x + self.mlp(self.norm2(x))", "assert len(x) == 0")
     assert wrong != VIT
-    record = ran(tmp_path, wrong, "attn_topk", jobs=1)["attn_topk"]
+    record = run_on(tmp_path, wrong, "attn_topk", jobs=1)["attn_topk"]
     log = "".join(path.read_text() for path in (tmp_path / "out" / "logs").iterdir())
     assert record.failure is not None and record.failure.kind == "AssertionError"
     assert f"cell {record.cell_id}, attn_topk: failed\nTraceback" in log
@@ -173,7 +173,7 @@ def test_a_cost_model_that_plans_otherwise_than_its_network_runs_is_noted(tmp_pa
     for text in (VIT, early):
         folder = tmp_path / str(len(text))
         folder.mkdir()
-        ran(folder, text, "attn_topk", "tome")
+        run_on(folder, text, "attn_topk", "tome")
         board = (folder / "out" / "leaderboard.md").read_text()
         note = (
             "plain\\_vit on composite: its cost model does not plan as the network runs, for 1 strategy, such as attn"
@@ -184,19 +184,19 @@ def test_a_cost_model_that_plans_otherwise_than_its_network_runs_is_noted(tmp_pa
 def test_the_metrics_of_the_page_are_measured_and_on_boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, block in zip(("stripes", "measured"), code("docs/write/task.md"), strict=True):
         (tmp_path / f"{name}.py").write_text(block)
-    registry, seen = Registry(), list[tuple[Any, Any, Any]]()
+    registry, calls = Registry(), list[tuple[Any, Any, Any]]()
     registry.load_file(tmp_path / "measured.py")
     cls: Any = registry.task("measured")
     measure = cls.measure
 
     def look(task: Any, items: Any, test: Any) -> Any:
-        seen.append((items, test, measure(task, items, test)))
-        return seen[-1][2]
+        calls.append((items, test, measure(task, items, test)))
+        return calls[-1][2]
 
     monkeypatch.setattr(cls, "measure", look)
     more = {"tasks": "measured:test=40,epochs=1", "n_train": [50], "macs": [0.5], "jobs": 0}
     runs.run(*values_of({"plugins": (f"{tmp_path}/measured.py",), **TINY, **more}), registry, tmp_path / "out")
-    for items, test, values in seen:
+    for items, test, values in calls:
         assert items.kept.shape == (40, 36) and items.confidence.shape == (40,) and items.confidence.min() >= 0.5
         right = np.exp(-items.losses[items.correct].astype(float))
         assert np.allclose(items.confidence[items.correct], right, atol=1e-5)
@@ -210,6 +210,6 @@ def test_the_metrics_of_the_page_are_measured_and_on_boards(tmp_path: Path, monk
             tiles = [image[:, 4 * r : 4 * r + 4, 4 * c : 4 * c + 4].ravel() for r in range(6) for c in range(6)]
             spread.append(np.std([tiles[k] for k in np.flatnonzero(kept)], axis=0).mean())
         assert values["diversity"] == pytest.approx(np.mean(spread))
-    assert sorted(bool(items.kept.all()) for items, *_ in seen) == [False, False, False, True]
+    assert sorted(bool(items.kept.all()) for items, *_ in calls) == [False, False, False, True]
     from_records = sparsebench.leaderboard(sparsebench.load_records(tmp_path / "out"))
     assert from_records["calibration_error"].notna().all() and from_records["diversity"].nunique() > 1

@@ -1,4 +1,4 @@
-"""Every shell command of README.md and docs/ runs: in .ci/run, or here, or it says what it lacks."""
+"""Every shell command of README.md and docs/ runs, in .ci/run or here, or is marked as `not run`."""
 
 import re
 import shlex
@@ -16,13 +16,15 @@ PAPERS = ("theory", "overfitting", "spatial", "sparse-tokens", "images")
 
 
 def begins(words: str) -> list[str]:
-    """Return the commands of the pages that begin with these words."""
+    """Return the commands of all pages that begin with these words."""
     return [line.code for line in commands() if line.code.startswith(words)]
 
 
 CHECK = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-ASKED = re.findall(r'^ *readme "(.*)"', CHECK, re.MULTILINE)
-WORDS = [words.replace("$paper", paper) for words in ASKED for paper in (PAPERS if "$paper" in words else PAPERS[:1])]
+README_CALLS = re.findall(r'^ *readme "(.*)"', CHECK, re.MULTILINE)
+WORDS = [
+    words.replace("$paper", paper) for words in README_CALLS for paper in (PAPERS if "$paper" in words else PAPERS[:1])
+]
 IN_CI = {begins(words)[0] for words in WORDS if begins(words)}
 HERE = [line for line in commands() if not line.why_not and line.code not in IN_CI]
 FILES = {
@@ -30,12 +32,12 @@ FILES = {
     "deep_sets.py": ("docs/write/model.md", 0), "plain_vit.py": ("docs/write/model.md", 1),
     "mean_token.py": ("docs/write/model.md", 2),
 }  # fmt: skip
-"""The files of the pages, by the page and which of its blocks of Python they are."""
+"""Files that pages show: the page, and the index of the Python block."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder as a user has it: a run, boards, networks, and the files of the pages."""
+    """Return a folder like a user's, with a run, boards, networks, and the files of the pages."""
     shutil.copytree(ROOT / "tests" / "golden" / "store", tmp_path / "sparsebench-out")
     (tmp_path / "leaderboard").symlink_to(ROOT / "leaderboard")
     (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "plan" / "suites" / "networks")
@@ -50,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.theory
 @pytest.mark.parametrize("page", sorted({line.page for line in HERE}))
 def test_the_other_commands_of_a_page_run_one_after_the_other(page: str, folder: Path) -> None:
-    """`run` only says what it would run."""
+    """`sparsebench run` is only a dry run here."""
     for line in HERE:
         program, *words = shlex.split(line.code)
         if line.page == page:

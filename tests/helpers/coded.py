@@ -1,4 +1,4 @@
-"""Pictures that show the number of their class, and weights of a network that reads it: its answers are known."""
+"""Pictures that encode the number of their class, and the weights of a network that reads it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,20 +12,20 @@ from suite_text import suite_text
 
 ARCH, CANVAS, BITS, BLOCK = "test_vit", 32, 10, 4
 TASK = f"folder:canvas={CANVAS},crop=1"
-"""At which pictures are taken as they are."""
+"""The task, which neither resizes nor crops these pictures."""
 GREY = 15
-"""The place in a patch of what bits are told from."""
+"""The position in a patch of the grey block, which bits are compared with."""
 
 
 def picture(number: int) -> Image.Image:
-    """Return a picture whose patches each have the bits of a number below 1024 as white and black blocks."""
+    """Return a picture in which each patch encodes a number below 1024 as white and black blocks, one for each bit."""
     bits = [255 if number >> bit & 1 else 0 for bit in range(BITS)]
     patch = np.array([*bits, *[128] * (16 - BITS)], dtype=np.uint8).reshape(4, 4).repeat(BLOCK, 0).repeat(BLOCK, 1)
     return Image.fromarray(np.tile(patch, (2, 2))).convert("RGB")
 
 
 def write_pictures(root: Path, folders: Mapping[str, int], each: int = 1) -> Path:
-    """Write folders of pictures, each of the number that it has here."""
+    """Write `each` pictures into each folder; `folders` maps its name to the number that they encode."""
     for name, number in folders.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for i in range(each):
@@ -34,7 +34,7 @@ def write_pictures(root: Path, folders: Mapping[str, int], each: int = 1) -> Pat
 
 
 def write_weights(path: Path, numbers: Sequence[int]) -> Path:
-    """Write a network's weights that answers k for a picture of numbers[k]."""
+    """Write the weights of a network that predicts class k for a picture of numbers[k]."""
     model = timm.create_model(ARCH, num_classes=len(numbers))
     state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
     for name, value in state.items():
@@ -47,9 +47,9 @@ def write_weights(path: Path, numbers: Sequence[int]) -> Path:
                 top, left = BLOCK * (block // 4), BLOCK * (block % 4)
                 place = state["patch_embed.proj.weight"][channel, 0, top : top + BLOCK, left : left + BLOCK]
                 place.fill_(factor / BLOCK**2)
-            shown = torch.tensor([2.0 * (number >> bit & 1) - 1 for number in numbers])
-            state["head.weight"][:, channel] = sign * shown
-    # The class token sees the mean of all patches, which are alike: queries and keys are 0.
+            signs = torch.tensor([2.0 * (number >> bit & 1) - 1 for number in numbers])
+            state["head.weight"][:, channel] = sign * signs
+    # The class token sees the mean of all patches, which are equal, because queries and keys are 0.
     state["blocks.0.attn.qkv.weight"][2 * dim :] = torch.eye(dim)
     state["blocks.0.attn.proj.weight"][:] = torch.eye(dim)
     save_file(state, path)
@@ -57,7 +57,7 @@ def write_weights(path: Path, numbers: Sequence[int]) -> Path:
 
 
 def write_noise(root: Path, folders: Sequence[str], each: int = 7) -> Path:
-    """Write folders of pictures of noise, 48 x 40 pixels each."""
+    """Write folders of noise pictures of 48 x 40 pixels."""
     rng = np.random.default_rng(0)
     for name in folders:
         (root / name).mkdir(parents=True)
@@ -67,16 +67,16 @@ def write_noise(root: Path, folders: Sequence[str], each: int = 7) -> Path:
 
 
 def write_random_weights(path: Path, arch: str = ARCH) -> Path:
-    """Write random weights of a timm model, whose answers differ from picture to picture."""
+    """Write random weights of a timm model whose predictions differ between pictures."""
     torch.manual_seed(1)
     model = timm.create_model(arch)
     with torch.no_grad():
-        model.head.weight.normal_()  # else it gives the same class for everything
+        model.head.weight.normal_()  # otherwise it predicts the same class for all pictures
     save_file(model.state_dict(), path)
     return path
 
 
 def write_suite(path: Path) -> Path:
-    """Write a suite with which dense alone is tested on a folder."""
+    """Write a suite that tests only dense on a folder."""
     path.write_text(suite_text('name = "folder"\nmodel = "timm"\nn_train = [0]', budget="macs = 0.7"))
     return path

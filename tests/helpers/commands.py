@@ -8,5 +8,5 @@ from sparsebench.cli import main
 
 
 def call(*arguments: Any) -> Result:
-    """Return what the command line does with these words."""
+    """Return the result of the command line with these arguments."""
     return CliRunner().invoke(main, [str(word) for word in arguments])

@@ -1,4 +1,4 @@
-"""Small models with rotary positions and attention pools, as DINOv3, EVA-02, PE and SigLIP have them."""
+"""Small models with the rotary positions and attention pools of DINOv3, EVA-02, PE and SigLIP."""
 
 from functools import partial
 
@@ -44,7 +44,7 @@ KINDS = EVAS | SIGLIPS
 
 
 def unfused(model):
-    """Return the model with attention in single products, which a counter of operations sees."""
+    """Return the model with attention as separate matrix products, which a counter of operations can count."""
     for part in model.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = False

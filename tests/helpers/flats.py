@@ -1,4 +1,4 @@
-"""Flat records of a few strategies, and what was said of their test items."""
+"""Flat records of a few strategies, with the outcomes of their test items."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ Flat = dict[str, Any]
 
 
 def flatten(record: Record) -> Flat:
-    """Return a record as the flat row that boards are made of."""
+    """Return a record as a flat row, the input of boards."""
     (row,) = table.rows_of(table.table_of([(record, 0)]))
     return row
 
@@ -36,12 +36,12 @@ def build(records: Flats, by: str | None = None) -> list[Row]:
 
 
 def rows_in(out: Path) -> list[Flat]:
-    """Return the flat rows of a folder's records that count."""
+    """Return the flat rows of a folder's current records."""
     return list(table.rows_of(store.rows(out).sort_by("cell_id")))
 
 
 def filled(out: Path, *records: Record) -> Path:
-    """Append records to a segment of a folder, and return that."""
+    """Append records to a segment of a folder, and return the folder."""
     writer = store.Writer(out)
     for record in records:
         writer.append(record)
@@ -50,7 +50,7 @@ def filled(out: Path, *records: Record) -> Path:
 
 
 def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
-    """Write a folder to another one without the records of some cells, and return that."""
+    """Copy a folder without the records of some cells, and return the copy."""
     rows = store.rows(out)
     kept = pc.invert(pc.is_in(rows["cell_id"], pa.array(cells, pa.string())))
     table.write(to / "records" / "some.parquet", rows.filter(kept), store.sidecars(out, *store.SIDECARS))
@@ -58,7 +58,7 @@ def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
 
 
 def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> Flat:
-    """Return one flat record; what is not given is as in most of these tests."""
+    """Return one flat record; the defaults are those of most tests."""
     return {
         "cell_id": f"{task} {strategy} {seed}", "status": "ok", "reason": "", "task": task, "model": "vit",
         "strategy": strategy, "kind": KINDS.get(strategy, "deployable"),
@@ -72,7 +72,7 @@ def seeded(strategy: str, values: list[float], metric: str = "accuracy", **more:
 
 
 def trials(strategy: str, *successes: str, **more: Any) -> list[Flat]:
-    """Return theory records at sizes 4, 8, 16, ... from one word of 0 and 1 for each repetition."""
+    """Return theory records for 4, 8, ... training samples from a string of 0 and 1 (success) for each repetition."""
     return [
         flat(strategy, seed, "theory", n_train=4 * 2**j, success=float(x), accuracy=0.5 + float(x) / 2, **more)
         for seed, word in enumerate(successes)
@@ -109,19 +109,19 @@ WHOLE = [
 
 
 def with_outcomes(strategy: str, hits: np.ndarray, groups: np.ndarray | None = None, **more: Any) -> list[Flat]:
-    """Return flat records of (S, I) outcomes, and of the groups of these items."""
+    """Return flat records with (S, I) outcomes, 1 for a correct item, and the groups of the items if any."""
     S, I = hits.shape
     labels = [np.arange(I) % 2 + 2 * seed for seed in range(S)]
     packed = [{} if groups is None else {"test_groups": bytes_of(groups)} for _ in range(S)]
     return [
-        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=bytes_of(labels[seed]),
-             test_predictions=bytes_of(np.where(one, labels[seed], 60000)), **packed[seed] | more)
-        for seed, one in enumerate(hits)
+        flat(strategy, seed, accuracy=float(right.mean()), test_items=I, test_labels=bytes_of(labels[seed]),
+             test_predictions=bytes_of(np.where(right, labels[seed], 60000)), **packed[seed] | more)
+        for seed, right in enumerate(hits)
     ]  # fmt: skip
 
 
 def of_items(strategy: str, seed: int, asked: float, rate: float, I: int = 600, **more: Any) -> Flat:
-    """Return the flat record of one test at a share of dense MACs; how hard items are decides which are right."""
+    """Return the flat record of one test at a share of the dense MACs; easy items are correct."""
     hard = np.random.default_rng(seed).random(I)
     hits = hard + np.random.default_rng([seed, int(1000 * asked), *strategy.encode()]).normal(0, 0.05, I) < rate
     labels = np.arange(I) % 2 + 2 * seed

@@ -1,4 +1,4 @@
-"""Plans that fuse, merge or mix tokens, others in each sample and block."""
+"""Plans that fuse, merge or mix tokens, different tokens in each sample and block."""
 
 import torch
 from vits import any_tokens

@@ -1,4 +1,4 @@
-"""The judge's pieces as plain loops in float64, written from their equations."""
+"""The parts of the comparison of strategies as plain float64 loops, written from their equations."""
 
 import math
 
@@ -8,19 +8,19 @@ from scipy.special import digamma, polygamma
 
 
 def by_cluster(hits: list[int], clusters: list[int]) -> dict[int, tuple[int, int]]:
-    """Return of each cluster how many items are right and how many there are."""
-    counted: dict[int, tuple[int, int]] = {}
+    """Return for each cluster the number of correct items and the number of items."""
+    counts: dict[int, tuple[int, int]] = {}
     for hit, cluster in zip(hits, clusters, strict=True):
-        right, size = counted.get(cluster, (0, 0))
-        counted[cluster] = right + hit, size + 1
-    return counted
+        right, size = counts.get(cluster, (0, 0))
+        counts[cluster] = right + hit, size + 1
+    return counts
 
 
-def item_variance_by_loops(one: list[int], other: list[int], clusters: list[int]) -> float:
+def item_variance_by_loops(a: list[int], b: list[int], clusters: list[int]) -> float:
     """Return the variance of the difference in accuracy, cluster by cluster."""
-    first, second = by_cluster(one, clusters), by_cluster(other, clusters)
-    I, C = len(one), len(first)
-    mean = (sum(one) - sum(other)) / I
+    first, second = by_cluster(a, clusters), by_cluster(b, clusters)
+    I, C = len(a), len(first)
+    mean = (sum(a) - sum(b)) / I
     total = 0.0
     for name, (right, size) in first.items():
         total += (right - second[name][0] - size * mean) ** 2
@@ -32,10 +32,10 @@ def prior_by_loops(ratios: list[float], freedom: list[float]) -> tuple[float, fl
     n = len(ratios)
     e = [math.log(x) - float(digamma(d / 2)) + math.log(d / 2) for x, d in zip(ratios, freedom, strict=True)]
     mean = sum(e) / n
-    wanted = sum((x - mean) ** 2 for x in e) / (n - 1) - sum(float(polygamma(1, d / 2)) for d in freedom) / n
-    if wanted <= 0:
+    moment = sum((x - mean) ** 2 for x in e) / (n - 1) - sum(float(polygamma(1, d / 2)) for d in freedom) / n
+    if moment <= 0:
         return math.exp(mean), math.inf
-    d0 = 2 * optimize.brentq(lambda half: float(polygamma(1, half)) - wanted, 1e-6, 1e9, xtol=1e-12, rtol=1e-12)
+    d0 = 2 * optimize.brentq(lambda half: float(polygamma(1, half)) - moment, 1e-6, 1e9, xtol=1e-12, rtol=1e-12)
     return math.exp(mean + float(digamma(d0 / 2)) - math.log(d0 / 2)), d0
 
 
@@ -60,11 +60,11 @@ def overdispersion_by_loops(between: np.ndarray, items: np.ndarray, S: int, I: i
         return S * (sum(x[i, j] for j in range(R)) / R - whole / 2)
 
     weights = [about(items, i) for i in range(R)]
-    of_one = shrink_by_loops([about(between, i) / weights[i] for i in range(R)], d)
+    by_strategy = shrink_by_loops([about(between, i) / weights[i] for i in range(R)], d)
     factors, freedom = np.full((2, R, R), np.nan)
     for (i, j), (factor, more) in zip(pairs, by_pair, strict=True):
-        a, b = of_one[i][0] * weights[i], of_one[j][0] * weights[j]
-        denominator = a**2 / of_one[i][1] + b**2 / of_one[j][1]
+        a, b = by_strategy[i][0] * weights[i], by_strategy[j][0] * weights[j]
+        denominator = a**2 / by_strategy[i][1] + b**2 / by_strategy[j][1]
         fewer = math.inf if denominator == 0 else (a + b) ** 2 / denominator
         factors[i, j] = factors[j, i] = max(factor, (a + b) / (weights[i] + weights[j]))
         freedom[i, j] = freedom[j, i] = min(more, fewer, (R - 1) * d)
@@ -72,11 +72,11 @@ def overdispersion_by_loops(between: np.ndarray, items: np.ndarray, S: int, I: i
 
 
 def rule_by_loops(hits: np.ndarray, clusters: np.ndarray, i: int, j: int) -> tuple[float, float, float]:
-    """Return mean, variance and degrees of freedom by which a pair is judged, of (R, S, I) outcomes.
+    """Return mean, variance and degrees of freedom of the difference of a pair, from (R, S, I) outcomes.
 
     Args:
-        hits: 0 or 1.
-        clusters: (S, I) numbers, the same for the same cluster in any seed.
+        hits: 1 if the item is correct, otherwise 0.
+        clusters: (S, I) cluster numbers; a cluster has the same number in all seeds.
     """
     R, S, I = hits.shape
     every = sorted(set(clusters.ravel().tolist()))
@@ -95,7 +95,7 @@ def rule_by_loops(hits: np.ndarray, clusters: np.ndarray, i: int, j: int) -> tup
                 / S**2
             )
             together = apart
-            if len(every) < sum(len(set(one.tolist())) for one in clusters):
+            if len(every) < sum(len(set(row.tolist())) for row in clusters):
                 together = item_variance_by_loops(hits[a].ravel().tolist(), hits[b].ravel().tolist(), flat)
             rest[a, b] = max(0.0, (S * apart - together) / (S - 1))
             main[a, b] = max(0.0, together - rest[a, b])

@@ -1,4 +1,4 @@
-"""What tests of records share: small cells, and what is read of a record."""
+"""Helpers for tests of records: small cells, and access to the values of a record."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +17,9 @@ Measure = Callable[..., Record]
 
 
 def value(record: Record, metric: str) -> float:
-    found = record.metrics[metric].value
-    assert found is not None, metric
-    return found
+    number = record.metrics[metric].value
+    assert number is not None, metric
+    return number
 
 
 def reason(record: Record) -> str:
@@ -28,6 +28,6 @@ def reason(record: Record) -> str:
 
 
 def what_was_measured(record: Record) -> dict[str, Any]:
-    """Return the record without what belongs to the run and not to the cell."""
+    """Return the record without the fields that depend on the run, such as times."""
     metrics = {name: metric for name, metric in record.metrics.items() if name not in ("images_per_s", "timed_batch")}
     return record.model_dump(exclude={"started", "seconds", "memory", "samples"}) | {"metrics": metrics}

@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/, as tests read them."""
+"""Text, code blocks and commands of README.md and the pages of docs/."""
 
 import re
 from functools import cache
@@ -11,7 +11,7 @@ FENCED = re.compile(r"^(?:<!-- not run: ([^\n]*) -->\n)?```(\w*)\n(.*?)^```$", r
 
 
 class Block(NamedTuple):
-    """A block of code: the page that it is on, its language, and why it does not run, or ""."""
+    """A block of code: its page and language, and the reason why it is not run, or "" if it is run."""
 
     page: str
     language: str
@@ -20,24 +20,24 @@ class Block(NamedTuple):
 
 
 def text_of(page: str) -> str:
-    """Return what a page says."""
+    """Return the text of a page."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(page: str, language: str) -> list[Block]:
     """Return the blocks of one language on a page."""
-    every = (Block(page, found[2], found[3], found[1] or "") for found in FENCED.finditer(text_of(page)))
+    every = (Block(page, match[2], match[3], match[1] or "") for match in FENCED.finditer(text_of(page)))
     return [block for block in every if block.language == language]
 
 
 def code(page: str) -> list[str]:
-    """Return the Python of a page, block by block."""
+    """Return the Python blocks of a page."""
     return [block.code for block in blocks(page, "python")]
 
 
 @cache
 def commands() -> list[Block]:
-    """Return the shell commands of all pages, a line each, without comments."""
+    """Return the shell commands of all pages, one per line, without comments."""
     every = [block for page in PAGES for block in blocks(page, "bash")]
     lines = (block._replace(code=line) for block in every for line in block.code.splitlines())
     return [line._replace(code=line.code.partition("  #")[0].strip()) for line in lines]

@@ -1,4 +1,4 @@
-"""Files with a strategy that does something besides choosing tokens, and installed distributions."""
+"""Write plugin files whose strategy does more than choose tokens, and installed distributions."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def sparsebench_strategies():
 
 
 def write_distribution(site: Path, entries: dict[str, str], *, name: str = "stranger", **modules: str) -> Path:
-    """Write version 1.5 of a distribution with entry points and modules of one file into a folder, and return that."""
+    """Write version 1.5 of a distribution, with entry points and modules, into a folder; return the folder."""
     info = site / "stranger-1.5.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\n" + f"Name: {name}\nVersion: 1.5\n" * bool(name))
@@ -34,7 +34,7 @@ def write_distribution(site: Path, entries: dict[str, str], *, name: str = "stra
 
 
 def write_strategy(path: Path, body: str = "pass", before: str = "") -> Path:
-    """Write a strategy called as its file, whose choice begins with some lines; `before` comes before its class."""
+    """Write a strategy with the name of its file. Its scores() begins with `body`; `before` precedes its class."""
     lines = body.strip("\n").replace("\n", "\n        ")
     path.write_text(STRATEGY.format(name=path.stem, before=before, body=lines))
     return path

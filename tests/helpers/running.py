@@ -1,4 +1,4 @@
-"""Functions that run cells without a plan, or a plan without a request, in this process or in workers."""
+"""Run cells without a plan, or a plan without a request, in this process or in worker processes."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A task of tokens and a network of one attention layer, for tests that need no trained ones."""
+"""A task of tokens and a network with one attention layer, for tests that need no trained network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class SetNetwork(nn.Module):
         return self
 
     def attention(self, X: Tensor) -> Tensor:
-        """Return (B, 1, N, N), row l the attention of token l."""
+        """Return the (B, 1, N, N) attention; row l is that of token l."""
         return torch.softmax((X @ self.Q.T) @ (X @ self.K.T).mT, dim=2)[:, None]
 
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
@@ -104,13 +104,13 @@ class SetNetwork(nn.Module):
         def received() -> Tensor:
             return finite(self.attention(X).mean(dim=(1, 2)))
 
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "tokens": lambda: X, "pixels": lambda: None, "attention": received, "received_attention": received,
             "queries": lambda: finite((X @ self.Q.T)[:, None]), "keys": lambda: finite((X @ self.K.T)[:, None]),
             "values": lambda: finite((X @ self.V.T)[:, None]), "attention_maps": lambda: finite(self.attention(X)),
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }  # fmt: skip
-        return kept_only(acting, self.cost, X.shape[1], given, "its tokens have no sizes")
+        return kept_only(acting, self.cost, X.shape[1], fields, "its tokens have no sizes")
 
 
 def _weights(value: np.ndarray) -> nn.Parameter:

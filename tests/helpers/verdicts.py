@@ -1,4 +1,4 @@
-"""The words of verdicts on figures, for tests of papers."""
+"""The verdicts on figures, as words, for tests of papers."""
 
 from sparsebench.paper import Result
 

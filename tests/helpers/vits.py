@@ -1,4 +1,4 @@
-"""Small Vision Transformers of every kind, and what tests do with them."""
+"""Small Vision Transformers of every kind, with plans and a reference implementation for them."""
 
 from functools import partial
 
@@ -16,10 +16,12 @@ BLOCKS = (1, 3)
 
 
 def vit(cls=VisionTransformer, **changes):
-    """Return a small model whose every weight matters: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
+    """Return a small model in which every weight changes the output: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # of the CPU alone: that of all devices notes a traceback for each
+        torch.default_generator.manual_seed(
+            0
+        )  # torch.manual_seed() would also store a traceback for each kind of device
         model = cls(**(sizes | changes)).eval()
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -52,19 +54,19 @@ def begin(network, strategy, rate=0.5, *, n=B, training=False, relevance=None, b
 
 
 def any_tokens(view, keep):
-    """Keep some tokens, others in each sample and block, in rising order."""
+    """Keep random tokens in ascending order, different ones in each sample and block."""
     rng = torch.Generator().manual_seed(view.block)
     n = view.index.shape
     return Keep(torch.rand(n, generator=rng).argsort(dim=1)[:, :keep].sort(dim=1).values)
 
 
 def ordered(view, keep):
-    """Keep the same ones, the last of them first."""
+    """Keep the same tokens in descending order."""
     return Keep(any_tokens(view, keep).index.flip(1), ordered=True)
 
 
 def noting(plans, how=any_tokens):
-    """Return what decides as `how` does, and notes the plan of each block."""
+    """Return a function that decides like `how` and stores the plan of each block in `plans`."""
 
     def decide(view, keep):
         plans[view.block] = how(view, keep)
@@ -78,13 +80,13 @@ def close(a, b, atol=1e-5):
 
 
 def tokens_at(modules, network, acting, pixels):
-    """Return what comes into each of the modules during a call."""
-    seen = []
-    handles = [m.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) for m in modules]
+    """Return the input of each module during a call."""
+    tokens = []
+    handles = [m.register_forward_pre_hook(lambda _, args: tokens.append(args[0].detach())) for m in modules]
     network(pixels, acting)
     for handle in handles:
         handle.remove()
-    return seen
+    return tokens
 
 
 def matrix(plan, sizes, prefix):
@@ -107,7 +109,7 @@ def matrix(plan, sizes, prefix):
 
 @torch.no_grad()
 def reference(network, pixels, site, plans):
-    """Return the logits by the bare modules, with each plan's matrix at its place."""
+    """Return the logits computed with the model's modules and the matrix of each plan."""
     model, sizes = network.module, torch.ones(len(pixels), network.cost.tokens)
     positions = model.pos_embed if hasattr(network, "order") else None
 

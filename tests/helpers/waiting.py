@@ -1,14 +1,14 @@
-"""Waiting for what must come: as soon as it is there, and long enough for the slowest machine."""
+"""Wait until a condition holds, long enough for the slowest machine."""
 
 import time
 from collections.abc import Callable
 
 PATIENCE = 100.0
-"""Seconds after which something never comes; less than what the samples that hang take in all."""
+"""Maximum seconds to wait; less than the samples that hang take in total."""
 
 
 def soon(condition: Callable[[], object]) -> bool:
-    """Say whether the condition becomes true."""
+    """Return whether the condition becomes true in time."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:

@@ -33,7 +33,7 @@ def test_counts_are_those_of_exact_arithmetic_and_rounding_up_that_of_floating_p
     assert counts_at(float(rate), "compound-ceil", tokens, number) == tuple(ceil[1:])
 
 
-def test_a_product_that_is_whole_but_for_rounding_is_whole_rounded_down_and_as_published_rounded_up():
+def test_a_product_with_rounding_error_is_rounded_down_exactly_and_up_as_published():
     assert 0.29 * 100 < 29 and counts_at(0.29, "power-floor", 100, 1) == (29,)
     assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (8,)
 
@@ -46,7 +46,7 @@ def test_a_budget_has_these_fields_and_whole_numbers_are_real_ones():
     assert Budget.model_validate_json(Budget(keep_rate=0.7, blocks=(1, 2)).model_dump_json()).blocks == (1, 2)
 
 
-def test_labels_tell_budgets_apart():
+def test_different_budgets_have_different_labels():
     keep, macs = Budget(keep_rate=0.5), Budget(macs=0.5)
     changes = ({}, {"convention": "compound-ceil"}, {"blocks": (1, 2)})
     budgets = [budget.model_copy(update=change) for budget in (keep, macs, Budget(macs=0.65)) for change in changes]
@@ -99,7 +99,7 @@ ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block"
 )  # fmt: skip
 @given(target=st.floats(0.05, 1))
 @settings(max_examples=12, deadline=None)
-def test_one_stage_comes_as_near_to_the_target_as_any_count(cost, site, blocks, needs, target):
+def test_one_stage_has_the_count_nearest_to_the_target(cost, site, blocks, needs, target):
     """If the scores cost more than the removed tokens save, all tokens are kept."""
     result = ratios(cost, site, stages(Budget(macs=0.5, blocks=blocks), Traits(site), cost.depth), needs)
     (count,) = solve(Budget(macs=target, blocks=blocks), cost, Traits(site, needs))
@@ -107,7 +107,7 @@ def test_one_stage_comes_as_near_to_the_target_as_any_count(cost, site, blocks, 
 
 
 @pytest.mark.parametrize("target", [0.4, 0.5, 0.6015625, 0.65, 0.8, 0.87, 0.95])
-def test_several_stages_share_one_rate_and_no_rate_comes_nearer(target):
+def test_several_stages_share_the_rate_nearest_to_the_target(target):
     blocks, needs = (1, 2, 3), ("class_attention",)
     dense = VIT.macs(VIT.dense())
 
@@ -138,19 +138,19 @@ def test_a_keep_rate_is_taken_as_it_is_and_all_the_macs_keep_all_tokens(budget, 
 
 
 @given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
-def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most):
-    asked = sorted(asked, reverse=True)
-    never, later = cap_counts(asked, 196, most), cap_counts(asked, 196, most, later=True)
-    for counts, wanted in ((never, [a - b for a, b in pairwise([196, *asked])]), (later, None)):
+def test_tokens_above_the_limit_per_block_stay_or_leave_as_soon_as_possible(targets, most):
+    targets = sorted(targets, reverse=True)
+    never, later = cap_counts(targets, 196, most), cap_counts(targets, 196, most, later=True)
+    for counts, removed in ((never, [a - b for a, b in pairwise([196, *targets])]), (later, None)):
         before = 196
         for stage, after in enumerate(counts):
             can = math.floor(most * before + 1e-9)
-            assert before - after == min(before - asked[stage] if wanted is None else wanted[stage], can)
+            assert before - after == min(before - targets[stage] if removed is None else removed[stage], can)
             before = after
     assert all(a <= b for a, b in zip(later, never, strict=True))
 
 
-def test_a_budget_without_what_came_later_is_written_as_it_was_before():
+def test_a_budget_without_newer_fields_has_its_old_json():
     """The hash of a cell is that of its JSON, so older records must keep it."""
     old = {"macs": 0.5, "keep_rate": None, "convention": "power-floor", "blocks": None}
     assert Budget(macs=0.5).model_dump(mode="json") == old and Budget(**old) == Budget(macs=0.5)
@@ -179,7 +179,7 @@ DEEP = VitCost(tokens=196, prefix=1, class_rows=1, embed=1, head=1, blocks=(BLOC
     ],
     ids=lambda value: value.label if isinstance(value, Budget) else "",
 )
-def test_amounts_that_speak_of_each_block_give_their_counts(budget, counts):
+def test_amounts_per_block_give_their_counts(budget, counts):
     assert solve(budget, DEEP, ATTENTION) == counts
     again = Budget.model_validate_json(budget.model_dump_json())
     assert again == budget and solve(again, DEEP, ATTENTION) == counts
@@ -241,7 +241,7 @@ def test_a_budget_for_another_network_is_a_user_error(budget, message):
 
 
 @given(rate=RATES.map(float), tokens=st.integers(2, 200), convention=st.sampled_from(CONVENTIONS))
-def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, convention):
+def test_a_single_fused_token_is_scaled(rate, tokens, convention):
     traits = Traits("attention", ("tokens", "attention"), fuses=True)
     budget = Budget(keep_rate=rate, convention=convention, blocks=(0, 1))
     scaled, before = spending(budget, rate, replace(DEEP, tokens=tokens), traits).scaled, tokens
@@ -264,7 +264,7 @@ def test_on_the_way_to_the_budget_fewer_tokens_leave(budget, ramp, counts):
 
 
 @pytest.mark.parametrize("budget", [Budget(keep_rate=0.7), Budget(keep_rate=0.7, blocks=(1, 2)), Budget(macs=0.6)])
-def test_the_share_asked_for_is_the_rate_and_not_what_rounding_makes_of_it(budget):
+def test_the_requested_share_is_the_rate_before_rounding(budget):
     rate = rate_of(budget, VIT, Traits("block", ()))
     keep, shares, _ = spending(budget, rate, VIT, Traits("block", ()))
     assert (*shares.values(),) == tuple(rate**s for s in range(1, 1 + len(keep)))

@@ -58,7 +58,7 @@ def test_dropping_from_deit_small_costs_what_is_published(site):
         ({"class_attention", "received_attention"}, 1, "received", ""),
     ],
 )
-def test_what_has_to_be_made_for_the_scores_follows_from_the_needs(needs, class_rows, scoring, projected):
+def test_the_computations_for_scores_follow_from_the_needs(needs, class_rows, scoring, projected):
     assert VitCost(8, 1, class_rows, 0, 0, (BlockCost(0, 0, 0, 0),)).scoring(needs) == scoring
     assert projections_for(needs, scoring) == projected
 
@@ -68,9 +68,9 @@ def test_what_has_to_be_made_for_the_scores_follows_from_the_needs(needs, class_
 def test_a_mean_step_costs_the_mean_of_its_images(early, scoring):
     block = BlockCost(qkv=48, proj=16, mlp=128, width=4)
     cost = VitCost(tokens=8, prefix=1, class_rows=1, embed=12, head=8, blocks=(block,))
-    keys, out, own = np.array([[8.0, 5.0, 7.0], [3.0, 5.0, 1.0], [2.0, 0.0, 10.0]])
-    each = [Step(k, o, early, scoring, own=macs) for k, o, macs in zip(keys, out, own, strict=True)]
-    two = Step(keys[:2], out[:2], early, scoring, own=own[:2])
+    keys, out, own_macs = np.array([[8.0, 5.0, 7.0], [3.0, 5.0, 1.0], [2.0, 0.0, 10.0]])
+    each = [Step(k, o, early, scoring, own=macs) for k, o, macs in zip(keys, out, own_macs, strict=True)]
+    two = Step(keys[:2], out[:2], early, scoring, own=own_macs[:2])
     mean = mean_step([(2, two), (1, each[2])])
     assert cost.macs([mean]) == pytest.approx(np.mean([cost.macs([step]) for step in each]), rel=1e-12)
     assert (mean.tokens_in, mean.tokens_out, mean.own) == (20 / 3, 3, 4)
@@ -105,7 +105,7 @@ def counted(network, acting):
     ("name", "site", "needs", "rate"),
     [(name, *one) for name in NETWORKS for one in (PASSES if name in ("plain", "positional") else PASSES[4:6])],
 )
-def test_the_closed_form_is_what_the_counter_counts(scripted, name, site, needs, rate):
+def test_the_closed_form_equals_the_counted_macs(scripted, name, site, needs, rate):
     def decide(view, keep):
         for field in needs:
             getattr(view, field)

@@ -69,7 +69,7 @@ def test_a_metric_that_the_table_does_not_have_cannot_be_added() -> None:
     assert result.metrics == {name: Metric(value=v, unit="fraction", n=10) for name, v in values.items()}
 
 
-def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
+def test_metrics_of_groups_are_known_by_their_prefix() -> None:
     assert kind_of("accuracy: a: b").name == "accuracy: GROUP"
     assert kind_of("train_samples: 3 on china").unit == "samples"
     assert kind_of("accuracy").what == "test accuracy"
@@ -88,11 +88,12 @@ def test_columns_that_are_no_metrics_are_reserved() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [("x", " ", "anything"), ("x", "loss", "what", "luck"), ("x", "loss"), ("accuracy: china", "loss", "what")]
+    "fields",
+    [("x", " ", "anything"), ("x", "loss", "what", "luck"), ("x", "loss"), ("accuracy: china", "loss", "what")],
 )
-def test_a_metric_without_its_facts_is_refused(given: tuple[str, ...]) -> None:
+def test_a_metric_without_its_facts_is_refused(fields: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError):
-        MetricKind(*given)  # type: ignore[arg-type,call-arg]
+        MetricKind(*fields)  # type: ignore[arg-type,call-arg]
 
 
 def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
@@ -104,25 +105,25 @@ def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
 
 @given(st.integers(1, 60), st.sampled_from([2, 10]), st.integers(1, 4), st.integers(0, 9))
 def test_scores_are_counted_item_by_item(n: int, classes: int, groups: int, seed: int) -> None:
-    one, names, sizes = items(n, classes, groups, seed), [f"g{k}" for k in range(groups)], list(range(1, groups + 1))
-    actual = scores(one, classes, names, sizes)
-    hits = [p == label for p, label in zip(one.predicted, one.labels, strict=True)]
+    test, names, sizes = items(n, classes, groups, seed), [f"g{k}" for k in range(groups)], list(range(1, groups + 1))
+    actual = scores(test, classes, names, sizes)
+    hits = [p == label for p, label in zip(test.predicted, test.labels, strict=True)]
     assert actual["accuracy"].value == sum(hits) / n and actual["accuracy"].n == n
-    assert actual["test_loss"].value == pytest.approx(sum(map(float, one.losses)) / n)
+    assert actual["test_loss"].value == pytest.approx(sum(map(float, test.losses)) / n)
     assert ("accuracy_top5" in actual) == (classes >= 10)
     if classes >= 10:
-        assert actual["accuracy_top5"].value == sum(rank < 5 for rank in one.ranks) / n
+        assert actual["accuracy_top5"].value == sum(rank < 5 for rank in test.ranks) / n
     assert ("spurious_gap" in actual) == (groups > 1)
     if groups > 1:
-        own = [[h for h, g in zip(hits, one.groups, strict=True) if g == k] for k in range(groups)]
-        worst = min(sum(some) / len(some) for some in own if some)
+        by_group = [[h for h, g in zip(hits, test.groups, strict=True) if g == k] for k in range(groups)]
+        worst = min(sum(some) / len(some) for some in by_group if some)
         assert actual["worst_group_accuracy"].value == pytest.approx(worst)
         assert actual["spurious_gap"].value == pytest.approx(sum(hits) / n - worst)
         assert actual["train_samples: g1"].value == 2
-        assert [actual[f"accuracy: {name}"].n for name in names] == [len(some) for some in own]
+        assert [actual[f"accuracy: {name}"].n for name in names] == [len(some) for some in by_group]
 
 
-def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
+def test_a_share_has_its_wilson_interval_and_no_interval_without_items() -> None:
     actual = share(np.array([True, True, False]))
     low, high = binomtest(2, 3).proportion_ci(method="wilson")
     assert (actual.value, actual.unit, actual.n) == (2 / 3, "fraction", 3) and actual.method == "Wilson 95 %"
@@ -131,7 +132,7 @@ def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
 
 
 @given(st.lists(st.floats(0, 200, width=32), min_size=1, max_size=60))
-def test_the_probability_of_the_label_is_what_cross_entropies_come_to(losses: list[float]) -> None:
+def test_the_probability_of_the_label_follows_from_the_cross_entropies(losses: list[float]) -> None:
     zeros = np.zeros(len(losses), int)
     actual = Items(zeros, zeros, zeros, zeros, np.array(losses, np.float32)).p_label
     assert actual == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)

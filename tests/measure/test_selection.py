@@ -79,12 +79,12 @@ def kept(*rows: str) -> np.ndarray:
     return np.array([[letter == "x" for letter in row] for row in rows])
 
 
-def test_iou_is_what_sets_of_patches_have_in_common_and_undefined_where_both_are_empty() -> None:
+def test_iou_is_that_of_sets_of_patches_and_undefined_if_both_are_empty() -> None:
     a, b = RNG.random((50, 6)) < 0.3, RNG.random((50, 6)) < 0.3
     a[:2], b[1:3] = False, False
     expected = []
-    for one, other in zip(a, b, strict=True):
-        first, second = set(np.flatnonzero(one)), set(np.flatnonzero(other))
+    for x, y in zip(a, b, strict=True):
+        first, second = set(np.flatnonzero(x)), set(np.flatnonzero(y))
         expected.append(len(first & second) / len(first | second) if first | second else math.nan)
     assert iou(a, b).tolist() == pytest.approx(expected, nan_ok=True) and math.isnan(expected[1])
 
@@ -127,7 +127,7 @@ def distances(grid: tuple[int, int], order: np.ndarray | None = None) -> np.ndar
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (8, 8)])
-def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_alone(grid):
+def test_similarity_that_follows_distance_agrees_fully_only_in_the_right_order(grid):
     assert neighbour_agreement(np.exp(-distances(grid)), grid) == 1.0
     assert neighbour_agreement(np.exp(distances(grid)), grid) == 0.0
     order = np.random.default_rng(0).permutation(grid[0] * grid[1])
@@ -136,7 +136,7 @@ def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_a
     assert neighbour_agreement(permuted, grid) < 0.7
 
 
-def test_each_neighbour_counts_by_how_many_its_patch_has():
+def test_neighbour_agreement_is_the_mean_share_of_the_neighbours_of_each_patch():
     similarity = np.zeros((4, 4))
     similarity[0, [1, 2]] = 1  # both neighbours of the corner
     similarity[1, [0, 2]] = 1  # one of two neighbours

@@ -23,7 +23,7 @@ def image(measured: Measure) -> Measure:
 BY_BLOCK = [f"selection_{name}" for name in ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")]
 
 
-def test_selection_is_told_block_by_block(image: Measure, measured: Measure) -> None:
+def test_selection_is_recorded_block_by_block(image: Measure, measured: Measure) -> None:
     record = image("attn_topk:keep_rate=0.5")
     blocks, precision, recall, auroc = (record.samples[name] for name in BY_BLOCK)
     assert blocks == (1, 2) and len(precision) == len(recall) == len(auroc) == 2
@@ -49,7 +49,7 @@ def sparsebench_strategies():
 """
 
 
-def test_where_no_tokens_of_two_kinds_are_left_there_is_nothing_to_tell_apart(image: Measure, tmp_path: Path) -> None:
+def test_without_tokens_of_both_kinds_there_is_no_auroc(image: Measure, tmp_path: Path) -> None:
     path = tmp_path / "inner.py"
     path.write_text(INNER_ORACLE)
     record = image(f"{path}:keep_rate=0.25")

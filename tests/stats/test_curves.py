@@ -15,7 +15,7 @@ SPENT = (0.31, 0.52, 0.85)
 def contender(hits: np.ndarray, name: str = "items") -> Contender:
     """Return a contender from (S, I) outcomes."""
     return Contender(
-        {s: float(one.mean()) for s, one in enumerate(hits)}, {s: (f"{name} {s}", one) for s, one in enumerate(hits)}
+        {s: float(row.mean()) for s, row in enumerate(hits)}, {s: (f"{name} {s}", row) for s, row in enumerate(hits)}
     )
 
 
@@ -48,7 +48,7 @@ def test_the_area_is_that_of_each_items_own_line(lowest: float) -> None:
     result = area(some, SPENT, lowest)
     assert result is not None
     for s in range(3):
-        lines = [area_by_loops([*SPENT, 1.0], [float(one.hits[s][1][i]) for one in some], lowest) for i in range(60)]
+        lines = [area_by_loops([*SPENT, 1.0], [float(p.hits[s][1][i]) for p in some], lowest) for i in range(60)]
         np.testing.assert_allclose(result.hits[s][1], lines, atol=1e-12)
         assert result.means[s] == pytest.approx(sum(lines) / 60)
         assert result.hits[s][1].dtype == float and 0 <= result.hits[s][1].min() <= result.hits[s][1].max() <= 1
@@ -88,8 +88,8 @@ def test_kept_accuracy_is_the_area_over_dense_seed_by_seed() -> None:
     students = stats.t.ppf(0.975, 2) * np.std(ratios, ddof=1) / 3**0.5
     assert high - mean == pytest.approx(max(items, students), rel=1e-6)
     assert kept_accuracy([dense], dense) == [(1, 1, 1)]
-    one = replace(height, means={0: height.means[0]})
-    assert kept_accuracy([one], dense) == [(ratios[0], None, None)]
+    single = replace(height, means={0: height.means[0]})
+    assert kept_accuracy([single], dense) == [(ratios[0], None, None)]
 
 
 def test_the_least_macs_are_where_the_line_first_falls_below() -> None:
@@ -112,8 +112,8 @@ def test_the_interval_of_the_least_macs_draws_seeds_and_items() -> None:
     assert (value, low, high) == least_macs(some, SPENT)
     _, lower, higher = least_macs(few, SPENT)
     assert lower is not None and higher is not None and higher - lower > high - low
-    assert least_macs([replace(one, means={0: one.means[0]}) for one in some], SPENT)[1:] == (None, None)
-    without = [replace(one, hits={}) for one in some]  # then only seeds are resampled
+    assert least_macs([replace(point, means={0: point.means[0]}) for point in some], SPENT)[1:] == (None, None)
+    without = [replace(point, hits={}) for point in some]  # then only seeds are resampled
     _, lower, higher = least_macs(without, SPENT)
     assert lower is not None and higher is not None and 0 < higher - lower < high - low
     steady = [Contender(dict.fromkeys(range(3), y), {}) for y in (0.5, 0.6, 0.69, 0.7)]
@@ -122,7 +122,7 @@ def test_the_interval_of_the_least_macs_draws_seeds_and_items() -> None:
 
 def test_items_of_a_cluster_are_drawn_together() -> None:
     apart = points(S=3, I=2000)
-    copies = [contender(np.array([np.repeat(one.hits[s][1], 4) for s in range(3)])) for one in apart]
+    copies = [contender(np.array([np.repeat(point.hits[s][1], 4) for s in range(3)])) for point in apart]
     clusters = {s: np.repeat(np.arange(2000), 4) + 2000 * s for s in range(3)}
     known = least_macs([*copies[:-1], replace(copies[-1], clusters=clusters)], SPENT)
     assert known == pytest.approx(least_macs(apart, SPENT))
@@ -132,22 +132,22 @@ def test_items_of_a_cluster_are_drawn_together() -> None:
 
 def test_real_scores_are_judged_by_students_t_of_the_items() -> None:
     scores = RNG(0).random((2, 3, 50)) ** np.array([1, 2])[:, None, None]
-    result = compare([contender(one) for one in scores])
+    result = compare([contender(values) for values in scores])
     difference = scores[0] - scores[1]
-    variance = sum(one.var(ddof=1) / 50 for one in difference) / 9
+    variance = sum(values.var(ddof=1) / 50 for values in difference) / 9
     p = 2 * stats.t.sf(abs(difference.mean()) / variance**0.5, 149)
     assert result.p_items[0, 1] == pytest.approx(p)
     hits = scores > 0.5
-    as_booleans, as_reals = (compare([contender(one) for one in kind]) for kind in (hits, hits.astype(float)))
+    as_booleans, as_reals = (compare([contender(values) for values in kind]) for kind in (hits, hits.astype(float)))
     np.testing.assert_allclose(as_booleans.error, as_reals.error, atol=1e-12)
     only = (hits[0] & ~hits[1]).sum(), (hits[1] & ~hits[0]).sum()
     assert as_booleans.p_items[0, 1] == pytest.approx(stats.binomtest(only[0], sum(only), 0.5).pvalue)
 
 
-def test_the_judge_of_booleans_does_not_hang_on_real_scores_beside_them() -> None:
+def test_the_comparison_of_booleans_does_not_depend_on_real_scores_beside_them() -> None:
     hits = RNG(1).random((2, 3, 50)) < 0.6
     alone, beside = (
-        compare([contender(one) for one in hits]),
+        compare([contender(values) for values in hits]),
         compare([contender(hits[0]), contender(hits[1]), contender(hits[0] * 0.5)]),
     )
     assert beside.p_items[0, 1] == alone.p_items[0, 1] and beside.p_items[0, 2] < 1
@@ -158,5 +158,5 @@ def test_equal_scores_have_no_variance_whatever_the_rounding() -> None:
     first = (0.1 * hits[0] + 0.2 * hits[1]) + 0.7 * hits[2]
     same = 0.1 * hits[0] + (0.2 * hits[1] + 0.7 * hits[2])
     assert (first != same).any()
-    result = compare([contender(one) for one in (first, same, hits[0].astype(float), hits[1].astype(float))])
+    result = compare([contender(values) for values in (first, same, hits[0].astype(float), hits[1].astype(float))])
     assert result.error[0, 1] < 1e-15 and result.p[0, 1] == 1 and np.isnan(result.overdispersion[0, 1])

@@ -64,7 +64,7 @@ def test_the_gap_is_aligned_minus_conflicting_accuracy(noise: float) -> None:
     check(aligned_gap(contender(hits), groups(4)), hits.astype(float))
 
 
-def test_its_reduction_is_taken_seed_by_seed_and_item_by_item() -> None:
+def test_the_reduction_of_the_gap_is_paired_by_seed_and_item() -> None:
     mine, dense = RNG(1).random((2, 4, 80)) < 0.6
     check(gap_reduction(contender(mine), contender(dense), groups(4)), dense.astype(float) - mine)
     fewer = contender(dense[:3])
@@ -119,7 +119,7 @@ def clustered(hits: np.ndarray, numbers: np.ndarray) -> Contender:
     return Contender(plain.means, plain.hits, dict(enumerate(numbers)))
 
 
-def test_its_interval_covers_where_foregrounds_decide() -> None:
+def test_the_interval_of_the_gap_covers_if_results_depend_on_foregrounds() -> None:
     """Eight networks, each tested on 400 images of the same 40 foregrounds; the results depend on the foreground."""
     S, group, covers = 8, np.arange(400) % 4, {True: 0, False: 0}
     for world in range(200):
@@ -136,7 +136,7 @@ def test_its_interval_covers_where_foregrounds_decide() -> None:
     assert covers[True] >= 184 > covers[False]
 
 
-def test_each_of_several_gaps_is_what_it_is_alone() -> None:
+def test_several_gaps_equal_the_gaps_computed_separately() -> None:
     rng = RNG(5)
     hits, other = rng.random((3, 4, 80)) < 0.6, rng.random((4, 80)) < 0.6
     every = [*map(contender, hits), contender(other[:2], shared=True), Contender({0: 0.5}, {})]

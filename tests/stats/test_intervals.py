@@ -71,8 +71,8 @@ def sample_complexity(result: dict[int, dict[int, float]]) -> Interval:
     return intervals.sample_complexity(Successes.of_nested(result))
 
 
-def ratio(own: dict[int, dict[int, float]], other: dict[int, dict[int, float]]) -> Interval:
-    return intervals.n50_ratio(Successes.of_nested(own), Successes.of_nested(other))
+def ratio(a: dict[int, dict[int, float]], b: dict[int, dict[int, float]]) -> Interval:
+    return intervals.n50_ratio(Successes.of_nested(a), Successes.of_nested(b))
 
 
 def trials(*successes: str) -> dict[int, dict[int, float]]:
@@ -104,14 +104,14 @@ def test_the_interval_resamples_whole_repetitions(successes: tuple[str, ...], ex
 @pytest.mark.parametrize(
     "more", [{9: {4: 1.0, 8: 1.0}}, {0: {4: 0.0, 8: 0.0, 16: 1.0, 512: 1.0}}], ids=["lacks a size", "has one alone"]
 )
-def test_neither_order_nor_what_not_all_repetitions_have_matters(more: dict[int, dict[int, float]]) -> None:
+def test_order_and_incomplete_sizes_do_not_matter(more: dict[int, dict[int, float]]) -> None:
     whole = trials("001", "011", "001", "001", "001")
     assert sample_complexity(dict(reversed((whole | more).items()))) == sample_complexity(whole)
 
 
-def test_the_interval_of_many_repetitions_is_that_of_all_resamples_counted_one_by_one() -> None:
+def test_the_interval_of_many_repetitions_equals_that_of_all_resamples() -> None:
     result = trials(*["0011", "0111", "0001", "0011", "0101", "0011", "1111", "0001"] * 5)
-    wins = np.array([list(one.values()) for one in result.values()])
+    wins = np.array([list(successes.values()) for successes in result.values()])
     rng = np.random.default_rng(5)
     rates = np.array([wins[rng.integers(0, 40, 40)].mean(axis=0) for _ in range(20000)])
     drawn = half_success(np.array([4, 8, 16, 32]), rates)
@@ -119,7 +119,7 @@ def test_the_interval_of_many_repetitions_is_that_of_all_resamples_counted_one_b
     assert sample_complexity(result)[1:] == pytest.approx(tuple(np.quantile(drawn, [tail, 1 - tail])), rel=0.03)
 
 
-def test_the_ratio_of_what_is_not_reached_is_told() -> None:
+def test_ratios_with_an_n50_that_is_not_reached() -> None:
     reached, never = trials("011", "001", "011"), trials("000", "000", "000")
     assert ratio(reached, reached) == (1, 1, 1)
     assert ratio(never, reached)[0] == INFINITY and ratio(reached, never)[0] == 0
@@ -127,12 +127,12 @@ def test_the_ratio_of_what_is_not_reached_is_told() -> None:
 
 
 def test_the_ratio_is_of_the_repetitions_that_both_have_resampled_together() -> None:
-    own, other = trials("0111", "0011", "0111", "0111"), trials("0011", "0001", "0011", "0011")
-    value, low, high = ratio(own, other)  # N50 is half of the other's in each repetition
+    a, b = trials("0111", "0011", "0111", "0111"), trials("0011", "0001", "0011", "0011")
+    value, low, high = ratio(a, b)  # N50 is half of that of b in each repetition
     assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
-    two = {seed: one for seed, one in other.items() if seed < 2}
-    assert ratio(own, two) == ratio(trials("0111", "0011"), trials("0011", "0001"))
-    assert np.isnan(ratio(own, {9: {4: 1.0}})[0])
+    two = {seed: successes for seed, successes in b.items() if seed < 2}
+    assert ratio(a, two) == ratio(trials("0111", "0011"), trials("0011", "0001"))
+    assert np.isnan(ratio(a, {9: {4: 1.0}})[0])
 
 
 @pytest.mark.slow
@@ -149,14 +149,14 @@ def test_intervals_of_n50_cover_it_about_as_often_as_they_say(n: int) -> None:
     assert 0.92 <= covered / 600 <= 0.995  # grids of few trials have few different values
 
 
-def test_percentiles_take_values_that_occurred_and_leave_out_what_is_no_number() -> None:
+def test_percentiles_are_values_that_occurred_and_ignore_nan() -> None:
     values, many, nan = np.arange(1.0, 101.0), 10**9, float("nan")
     assert percentiles(values, many) == percentiles(np.append(values, [nan] * 50), many) == (3, 98)
     assert percentiles(np.append(values[:90], [INFINITY] * 10), many) == (3, INFINITY)
     assert np.isnan([percentiles(np.full(5, nan), many), percentiles(values[:0], many), percentiles(values, 1)]).all()
 
 
-def test_percentiles_of_few_repetitions_lie_farther_out() -> None:
+def test_percentiles_of_few_repetitions_are_more_extreme() -> None:
     values = np.linspace(0, 1, 100001)
     for n in (5, 10, 50):
         tail = stats.norm.cdf(-stats.t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5)

@@ -10,10 +10,10 @@ RNG = np.random.default_rng
 def contenders(hits: np.ndarray) -> list[Contender]:
     return [
         Contender(
-            {s: float(x.mean()) for s, x in enumerate(one)},
-            {s: (f"items {s}", x) for s, x in enumerate(one)},
+            {s: float(x.mean()) for s, x in enumerate(rows)},
+            {s: (f"items {s}", x) for s, x in enumerate(rows)},
         )
-        for one in hits
+        for rows in hits
     ]
 
 
@@ -53,7 +53,7 @@ def test_differences_of_one_row_count_once() -> None:
     assert p == pytest.approx(0.05, abs=0.01)
 
 
-def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> None:
+def test_rows_are_marked_if_their_difference_is_significant_and_reproducibly() -> None:
     rates = [0.5, 0.5, 0.75, 0.25, 0.51]
     hits = np.stack([RNG(k).random((3, 400)) < rate for k, rate in enumerate(rates)])
     pairs = compare(contenders(hits))
@@ -62,20 +62,20 @@ def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> No
     assert marks(pairs, {}) == {}
 
 
-def test_what_has_no_degrees_of_freedom_is_not_told() -> None:
+def test_a_difference_without_degrees_of_freedom_is_not_significant() -> None:
     pairs = compare(contenders(np.zeros((2, 1, 1), bool)))  # one item of one seed
     assert not pairs.freedom.any()
     assert marks(pairs, {1: 0}) == {1: "not significant"}
 
 
-def test_what_cannot_be_compared_is_not_told() -> None:
+def test_rows_that_cannot_be_compared_are_not_marked() -> None:
     some = contenders(RNG(0).random((3, 3, 40)) < 0.5)
     other = Contender({9: 0.9}, {})
     assert marks(compare([*some, other]), {1: 0, 2: 0, 3: 0})[3] == "not significant"
 
 
 @pytest.mark.slow
-def test_of_strategies_that_are_as_good_as_their_reference_none_is_marked_in_95_of_100_boards() -> None:
+def test_strategies_equal_to_their_reference_are_not_marked_in_95_of_100_boards() -> None:
     marked = 0
     for seed in range(300):
         rng = RNG([seed, 1])

@@ -39,7 +39,7 @@ def test_holm_is_the_step_down_procedure(p: list[float]) -> None:
         assert {i for i in range(len(p)) if result[i] <= level} - close == rejected - close
 
 
-def test_holm_leaves_out_what_has_no_p() -> None:
+def test_holm_ignores_pairs_without_p() -> None:
     np.testing.assert_array_equal(holm(np.array([0.01, np.nan, 0.04])), [0.02, np.nan, 0.04])
 
 
@@ -80,7 +80,7 @@ def found_means(hits: np.ndarray) -> dict[int, float]:
     return {s: float(row.mean()) for s, row in enumerate(hits)}
 
 
-def test_one_network_is_judged_by_its_items_which_its_intervals_are_over() -> None:
+def test_one_network_is_judged_by_its_items() -> None:
     hits = np.zeros((2, 1, 400), bool)
     hits[0, 0, :30] = True
     hits[1, 0, 20:26] = hits[1, 0, 100:104] = True
@@ -95,7 +95,7 @@ def test_one_network_is_judged_by_its_items_which_its_intervals_are_over() -> No
     assert result.accuracy[0].tolist() == pytest.approx([low, high], rel=0.005)
 
 
-def test_a_seed_alone_has_no_interval_where_others_have_several() -> None:
+def test_a_contender_with_one_seed_has_no_interval_if_others_have_several() -> None:
     """An interval over items only would be narrower, because it does not include differences between networks."""
     several, alone = drawn(2, 3, 60, seed=9), drawn(1, 1, 60, seed=8)
     result = compare([*map(contender, several), contender(alone[0])])
@@ -103,7 +103,7 @@ def test_a_seed_alone_has_no_interval_where_others_have_several() -> None:
     assert not np.isnan(result.half[0, 1]) and not np.isnan(result.accuracy[:2]).any()
 
 
-def test_those_that_stand_apart_have_no_say_in_how_much_others_vary() -> None:
+def test_outlying_contenders_do_not_affect_the_variance_of_others() -> None:
     hits = [contender(row) for row in drawn(7, 3, 200, seed=5)]
     unsteady = [Contender({0: 0.9, 1: 0.1}, {}), contender(np.arange(2)[:, None] == np.zeros(200))]
     alone, beside = compare(hits), compare([*hits, *unsteady], outsiders=[7, 8])
@@ -124,7 +124,7 @@ def test_a_single_seed_is_judged_by_its_clusters_where_they_are_known() -> None:
     assert result.half[0, 1] == pytest.approx(stats.t.ppf(0.975, 29) * error)
 
 
-def test_contenders_without_a_seed_in_common_are_not_told_apart() -> None:
+def test_contenders_without_a_common_seed_do_not_differ_significantly() -> None:
     result = compare([contender(np.ones((2, 9), bool)), contender(np.zeros((2, 9), bool), first=5)])
     assert np.isnan(result.mean[0, 1]) and result.ranks() == ["1-2", "1-2"]
 
@@ -183,7 +183,7 @@ def test_strategies_of_a_board_are_judged_by_the_overdispersion_of_all(kind: str
         assert result.error[i, j] == pytest.approx(variance**0.5, rel=1e-5)
 
 
-def test_copies_of_items_say_nothing_more_where_their_clusters_are_known() -> None:
+def test_copies_of_items_add_no_information_if_clusters_are_known() -> None:
     hits = drawn(5, 3, 40, seed=2)
     copies = np.repeat(hits, 6, axis=2)
     numbers = np.repeat(np.arange(40), 6)
@@ -228,7 +228,7 @@ def test_an_accuracy_of_one_has_an_interval() -> None:
     assert low == pytest.approx(stats.binomtest(150, 150).proportion_ci(method="wilson").low) and high == 1
 
 
-def test_the_least_difference_is_told_in_four_of_five_pairs_at_the_level_that_is_left() -> None:
+def test_the_detectable_difference_is_detected_in_four_of_five_pairs() -> None:
     hits = drawn(6, 4, 300, seed=5)
     hits[0] = RNG(1).random((4, 300)) < 0.05
     result = compare([contender(row) for row in hits])
@@ -242,7 +242,7 @@ def test_the_least_difference_is_told_in_four_of_five_pairs_at_the_level_that_is
     assert np.isnan(compare([contender(hits[0])]).least())
 
 
-def test_no_difference_is_named_that_shares_cannot_have() -> None:
+def test_no_detectable_difference_above_the_largest_possible_one() -> None:
     hits = np.array([[[1] * 9, [0] * 9], [[0] * 9, [1] * 9]], dtype=bool)
     result = compare([contender(row) for row in hits])
     assert result.least() > 1
@@ -268,7 +268,7 @@ def test_blocks_of_unlike_seeds_compare_as_pairs_do() -> None:
                 np.testing.assert_allclose(getattr(whole, name)[i, j], getattr(pair, name)[0, 1], atol=1e-12)
 
 
-def test_ranks_are_bounded_by_those_that_are_told_to_be_better_and_worse() -> None:
+def test_ranks_are_bounded_by_the_numbers_of_better_and_worse_contenders() -> None:
     rates = [0.9, 0.88, 0.7, 0.69, 0.3]
     hits = np.stack([RNG([7, k]).random((5, 400)) < rate for k, rate in enumerate(rates)])
     result = compare([contender(row) for row in hits])
@@ -276,7 +276,7 @@ def test_ranks_are_bounded_by_those_that_are_told_to_be_better_and_worse() -> No
     assert result.among([2, 4]).ranks() == ["1", "2"]
 
 
-def test_equals_are_not_told_apart() -> None:
+def test_equal_contenders_do_not_differ_significantly() -> None:
     hits = drawn(1, 3, 30)[0]
     result = compare([contender(hits)] * 3)
     assert result.ranks() == ["1-3"] * 3 and result.p[0, 1] == 1 and result.mean[0, 1] == 0
@@ -285,15 +285,15 @@ def test_equals_are_not_told_apart() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["items of each seed", "the same items"])
 @pytest.mark.parametrize("S", [3, 5, 10])
-def test_intervals_cover_what_they_say_and_equals_have_no_winner(shared: bool, S: int) -> None:
+def test_intervals_have_their_coverage_and_equals_do_not_differ(shared: bool, S: int) -> None:
     """Ten strategies with equal means over seeds and items, each better on some items and seeds."""
     rng = RNG([S, shared])
-    pairs, covered, told = np.triu_indices(10, 1), [], []
+    pairs, covered, any_significant = np.triu_indices(10, 1), [], []
     for _ in range(150):
         of_items = rng.normal(0, 1, (1, 1 if shared else S, 300)) + rng.normal(0, 0.5, (10, 1 if shared else S, 300))
         hits = rng.random((10, S, 300)) < expit(of_items + rng.normal(0, 0.2, (10, S, 1)))
         result = compare([contender(row, shared=shared) for row in hits])
         covered.append((np.abs(result.mean) <= result.half)[pairs].mean())
-        told.append(result.better().any())
+        any_significant.append(result.better().any())
     assert 0.93 <= np.mean(covered) <= 0.985
-    assert np.mean(told) <= 0.08  # 5 % plus the sampling error of 150 worlds
+    assert np.mean(any_significant) <= 0.08  # 5 % plus the sampling error of 150 worlds

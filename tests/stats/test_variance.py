@@ -21,7 +21,7 @@ def test_strategies_that_predict_the_same_have_no_variance_and_one_cluster_says_
     assert np.isnan(item_variance(counts[:, :1], counts[:, :1], sizes[:1], np.zeros((1, 1)))).all()
 
 
-def test_the_prior_of_many_is_what_they_were_drawn_from() -> None:
+def test_the_prior_of_many_ratios_is_the_distribution_they_were_drawn_from() -> None:
     rng = RNG(3)
     ratios = 2.5 * 6 / rng.chisquare(6, 20_000) * rng.chisquare(2, 20_000) / 2
     centre, d0 = prior(ratios, np.full(20_000, 2.0))
@@ -30,7 +30,7 @@ def test_the_prior_of_many_is_what_they_were_drawn_from() -> None:
     assert centre == pytest.approx(2.5, rel=0.05) and d0 > 40
 
 
-def test_a_few_are_not_pooled() -> None:
+def test_few_ratios_are_not_pooled() -> None:
     factors, freedom = shrink(np.array([1.0, 2.0, 3.0, np.nan]), np.full(4, 2.0))
     assert np.isnan(factors).all() and np.isnan(freedom).all()
     assert np.isfinite(shrink(np.arange(1.0, 1 + FEWEST), np.full(FEWEST, 2.0))[0]).all()

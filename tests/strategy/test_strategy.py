@@ -19,10 +19,10 @@ class Good(Strategy):
         return view.tokens.norm(dim=-1) ** self.power
 
 
-def a_view(**given):
+def a_view(**fields):
     ones = torch.ones(2, 3)
     return TokenView(
-        given,
+        fields,
         index=torch.arange(3).expand(2, 3),
         sizes=ones,
         weights=ones,
@@ -84,7 +84,7 @@ def test_a_field_is_computed_when_first_read_and_only_then():
     assert calls == ["tokens"]
 
 
-def test_the_view_tells_where_it_is_and_draws_one_stream_a_draw():
+def test_the_view_has_its_position_and_one_random_stream_for_each_draw():
     view = a_view()
     assert (view.block, view.depth, view.training, view.grid) == (4, 12, False, (1, 3))
     assert float(view.random().sum()) == 0 and float(view.random(2).sum()) == 12
@@ -99,11 +99,11 @@ def test_the_view_tells_where_it_is_and_draws_one_stream_a_draw():
          "empty has parameters with names of budget options; rename them: ratio"),
     ],
 )  # fmt: skip
-def test_a_class_that_cannot_be_a_strategy_gets_a_complaint(body, says):
+def test_a_class_that_cannot_be_a_strategy_is_refused(body, says):
     assert complaint(type("Empty", (Strategy,), {"name": "empty", "__module__": __name__, **body})).endswith(says)
 
 
-def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None:
+def test_the_declared_disposal_of_every_strategy_is_that_of_its_plans() -> None:
     hows = {registered.cls.name: how_of(registered.cls) for registered in Registry().strategies()}
     known = {
         "dense": "-", "oracle": "truth", "anti_oracle": "truth", "attn_topk": "drop", "tps": "mix", "evit": "fuse",
@@ -113,7 +113,7 @@ def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None
 
 
 @pytest.mark.parametrize(
-    ("how", "label", "shown"),
+    ("how", "label", "disposal"),
     [
         ("drop", "attn_topk", "drop"),
         ("drop", "attn_topk(disposal=squeeze)", "mix"),
@@ -121,5 +121,5 @@ def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None
         ("trained", "dynamic_vit(disposal=squeeze)", "trained"),
     ],
 )
-def test_a_disposal_among_the_parameters_says_how(how: str, label: str, shown: str) -> None:
-    assert how_of_label(how, label) == shown
+def test_a_disposal_among_the_parameters_says_how(how: str, label: str, disposal: str) -> None:
+    assert how_of_label(how, label) == disposal

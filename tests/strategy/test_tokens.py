@@ -70,7 +70,7 @@ def cases(draw, kinds=KINDS):
 
 @given(cases())
 @settings(max_examples=150, deadline=None)
-def test_a_plan_does_what_a_loop_over_its_tokens_does(case):
+def test_a_plan_equals_a_loop_over_its_tokens(case):
     plan, sizes, prefix, C, rng = case
     B, N = sizes.shape
     x = torch.randn(B, prefix + N, C, generator=rng, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_prefix_tokens_stay_bit_for_bit_in_front_of_the_counted_ones(kind, prefi
     assert torch.equal(out[:, :prefix], x[:, :prefix])
 
 
-def test_merging_into_hosts_leaves_those_that_are_their_own_in_their_order():
+def test_merging_into_hosts_keeps_the_order_of_hosts():
     assert Merge.into(torch.tensor([[3, 1, 1, 3], [0, 0, 2, 3]])).target.tolist() == [[1, 0, 0, 1], [0, 0, 1, 2]]
 
 
@@ -142,7 +142,7 @@ def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_numbers_keep_their_type(kind):
+def test_tokens_keep_their_dtype(kind):
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(2, 7, 4, generator=rng).bfloat16()
     assert tokens.apply(make_plan(kind, rng, 2, 6, 3), x, torch.ones(2, 6), 1).dtype == torch.bfloat16
@@ -150,7 +150,7 @@ def test_the_numbers_keep_their_type(kind):
 
 @given(cases(("keep", "fuse", "merge", "weigh")), st.integers(0, 10**6))
 @settings(max_examples=150, deadline=None)
-def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
+def test_patches_are_assigned_to_the_token_that_contains_them(case, seed):
     plan, sizes, _, _, _ = case
     B, N = sizes.shape
     token = torch.randint(-1, N, (B, 11), generator=torch.Generator().manual_seed(seed))
@@ -166,7 +166,7 @@ def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
             assert int(membership[b, patch]) == goes
 
 
-def test_of_a_mask_of_booleans_padding_stands_for_nothing():
+def test_padding_in_a_boolean_mask_is_ignored():
     plan = tokens.Padded.of(Mask(torch.tensor([[True, False, True], [False, True, False]])))
     sizes, index = torch.tensor([[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]), torch.tensor([[4, 5, 6], [7, 8, 9]])
     assert plan.index.tolist() == [[0, 2], [1, -1]]

@@ -42,7 +42,7 @@ def kept(place):
     return [path for path in place.iterdir() if path.name != cache.LOCK]
 
 
-def test_what_was_made_once_is_read_the_next_time_whatever_is_written_to_it(place, rows, monkeypatch):
+def test_decoded_pixels_are_read_again_and_changes_to_them_are_not_kept(place, rows, monkeypatch):
     for _ in range(3):
         result = Pixels("a", SHAPE, rows).array()
         np.testing.assert_array_equal(result, PIXELS)
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_made_again(place, rows, damage):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), UserError("it changed")])
-def test_what_fails_while_it_is_made_leaves_nothing(place, error):
+def test_an_error_while_decoding_leaves_no_file(place, error):
     def row(i):
         if i == 3:
             raise error
@@ -96,16 +96,16 @@ def torn(*bad):
     return row
 
 
-def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none_is_kept(place, rows):
-    wanted = [Pixels("a", SHAPE, torn(1, 3)), Pixels("b", SHAPE, rows), Pixels("c", SHAPE, torn(4))]
+def test_bad_pictures_of_several_sets_are_one_error_and_sets_without_any_are_kept(place, rows):
+    sets = [Pixels("a", SHAPE, torn(1, 3)), Pixels("b", SHAPE, rows), Pixels("c", SHAPE, torn(4))]
     with pytest.raises(BadPicturesError, match=r"^3 of 15 pictures cannot be read: .*--skip-bad$") as raised:
-        decode(wanted)
+        decode(sets)
     assert raised.value.reasons == dict.fromkeys(["(1, 3)/1.png", "(1, 3)/3.png", "(4,)/4.png"], "torn")
     assert all(name in str(raised.value) for name in raised.value.reasons)
-    assert [one.read() is not None for one in wanted] == [False, True, False] and len(kept(place)) == 1
+    assert [pixels.read() is not None for pixels in sets] == [False, True, False] and len(kept(place)) == 1
 
 
-def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
+def test_a_cache_folder_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "file" / "below"))
     with pytest.raises(UserError, match=r"cannot write to .*below: .*; set SPARSEBENCH_CACHE to a .*folder"):
@@ -133,30 +133,30 @@ def test_a_disk_that_fills_up_is_a_user_error_and_leaves_no_torn_file(place, row
     assert kept(place) == []
 
 
-def test_what_a_killed_process_leaves_is_taken_away_by_the_next(place, rows):
+def test_files_of_a_killed_process_are_removed_by_the_next(place, rows):
     place.mkdir()
     (place / f".a{cache.SUFFIX}.1-0123.part").write_bytes(b"half")
     Pixels("b", SHAPE, rows).array()
     assert [path.name.partition("-")[0] for path in kept(place)] == ["b"]
 
 
-def test_who_waits_for_another_says_so(place, rows):
+def test_waiting_for_another_command_is_reported(place, rows):
     from filelock import FileLock
 
     place.mkdir()
-    lock, said = FileLock(place / cache.LOCK), []
+    lock, messages = FileLock(place / cache.LOCK), []
     lock.acquire()
 
     def tell(what, done, total):
-        said.append(what)
+        messages.append(what)
         lock.release()
 
     with telling(tell):
         decode([Pixels("a", SHAPE, rows)])
-    assert said[0].startswith("waiting for another command") and "to decode" in said[1]
+    assert messages[0].startswith("waiting for another command") and "to decode" in messages[1]
 
 
-def test_it_is_emptied_of_its_own_files_only(place, rows):
+def test_clearing_the_cache_removes_only_its_files(place, rows):
     Pixels("a", SHAPE, rows).array()
     cache.keep_about("b", {"1.png": "torn"})
     assert cache.read_about("b") == {"1.png": "torn"} and cache.read_about("c") is None
@@ -169,7 +169,7 @@ def test_it_is_emptied_of_its_own_files_only(place, rows):
     assert sorted(path.name for path in kept(place)) == ["mine.npy", "notes"]
 
 
-def test_its_place_is_asked_of_the_environment(monkeypatch, tmp_path):
+def test_the_cache_folder_depends_on_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "a"))
     assert files.cache_folder() == tmp_path / "a"
     monkeypatch.delenv("SPARSEBENCH_CACHE")
@@ -181,7 +181,7 @@ def test_its_place_is_asked_of_the_environment(monkeypatch, tmp_path):
         assert files.cache_folder() == tmp_path / ".cache" / "sparsebench"
 
 
-def test_without_locks_it_goes_on(place, rows, monkeypatch):
+def test_decoding_works_on_file_systems_without_locks(place, rows, monkeypatch):
     def flock(file, how):
         raise OSError(37, "No locks available")
 

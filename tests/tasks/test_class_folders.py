@@ -109,7 +109,7 @@ def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_on
         (SHAPES, ",head=7", "got head=7; allowed: 4"),
     ],
 )
-def test_what_nothing_says_or_is_said_wrongly_is_one_line_before_anything_runs(
+def test_unknown_or_contradictory_class_orders_are_one_line_before_anything_runs(
     names: tuple[str, ...], more: str, says: str, four: Path, tmp_path: Path
 ) -> None:
     write_pictures(tmp_path / "val", {name: k for k, name in enumerate(names)})
@@ -119,7 +119,7 @@ def test_what_nothing_says_or_is_said_wrongly_is_one_line_before_anything_runs(
     assert more or ("classes=FILE" in line and str(tmp_path) in line)
 
 
-def test_what_was_left_out_is_said_by_the_run_and_by_the_board(four: Path, tmp_path: Path) -> None:
+def test_the_run_and_the_board_report_files_that_are_left_out(four: Path, tmp_path: Path) -> None:
     write_pictures(tmp_path / "val", {str(k): k for k in range(4)}, each=2)
     write_pictures(tmp_path / "val", {"@eaDir": 0, "0/@eaDir": 1})
     (tmp_path / "val" / "1" / "notes.txt").write_text("x")
@@ -130,12 +130,12 @@ def test_what_was_left_out_is_said_by_the_run_and_by_the_board(four: Path, tmp_p
     assert says in done.output and record.metrics["accuracy"].value == 1 and record.metrics["accuracy"].n == 8
     merge([out], tmp_path / "merged")
     for folder in (out, tmp_path / "merged"):
-        shown = CliRunner().invoke(main, ["leaderboard", str(folder)]).output
-        assert f"{tmp_path.name}: {says}" in shown
-        assert str(tmp_path) not in shown
+        board = CliRunner().invoke(main, ["leaderboard", str(folder)]).output
+        assert f"{tmp_path.name}: {says}" in board
+        assert str(tmp_path) not in board
 
 
-def test_a_guess_and_one_answer_to_everything_are_at_chance(tmp_path: Path) -> None:
+def test_a_constant_prediction_is_no_warning(tmp_path: Path) -> None:
     weights = write_weights(tmp_path / "same.safetensors", [3] * 4)  # it predicts class 0 for all pictures
     write_pictures(tmp_path / "val", {"0": 0}, each=1)
     write_pictures(tmp_path / "val", {str(k): k for k in (1, 2, 3)}, each=30)

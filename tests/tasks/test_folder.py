@@ -56,7 +56,7 @@ def test_pictures_are_cut_as_timm_cuts_them(tmp_path, size, canvas, crop, mode, 
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_a_picture_that_would_be_terabytes_only_the_middle_is_resized(turned):
+def test_only_the_middle_of_a_very_long_picture_is_resized(turned):
     rng = np.random.default_rng(0)
     long = np.full((2, 2**24, 3), 200, np.uint8)
     long[:, 2**23 - 8 : 2**23 + 8] = rng.integers(0, 255, (2, 16, 3))
@@ -86,7 +86,7 @@ def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_fold
     assert locate(f"folder:{folder()}") == first and first[1].name == "val"
 
 
-def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
+def test_a_sample_of_pictures_differs_between_repetitions(folder):
     task, locations = task_on(folder(each=20), test=10)
     root = locations[task.images]
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
@@ -110,7 +110,7 @@ def test_folders_are_known_by_wordnet_ids_and_by_class_names():
     assert {name: imagenet_number(name) for name in names | two} == names | two
 
 
-def test_what_is_no_such_folder_is_refused(tmp_path):
+def test_wrong_folders_are_refused(tmp_path):
     for spec, says in [
         ("digits", "allowed: folder:DIR"),
         ("folder:", "allowed: folder:DIR"),
@@ -124,7 +124,7 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
         Folder(images="folder-0123456789ab").draw(0, 0, {})
 
 
-def test_a_way_of_cutting_that_is_not_known_is_refused_unless_the_user_says_another():
+def test_an_unknown_crop_mode_is_refused_unless_the_user_gives_another():
     border = {"canvas": 32, "crop": 0.9, "resize": "border", "filter": "bicubic"}
     with pytest.raises(UserError, match=r"cannot cut pictures.*border.*; give canvas"):
         Folder(images="folder-0").with_cut(border)

@@ -72,7 +72,7 @@ STRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", STRAYS)
-def test_a_stray_thing_is_left_out_and_said(kind: str, classes: Path) -> None:
+def test_a_stray_file_is_left_out_and_reported(kind: str, classes: Path) -> None:
     assert outcome(classes.parent) == AS_THEY_ARE and said_of(classes) == ""
     put, says = STRAYS[kind]
     put(classes)
@@ -80,7 +80,7 @@ def test_a_stray_thing_is_left_out_and_said(kind: str, classes: Path) -> None:
     assert says in said_of(classes) and len(said_of(classes).splitlines()) == 1
 
 
-def test_what_everybody_has_is_not_said(classes: Path) -> None:
+def test_usual_hidden_files_are_not_reported(classes: Path) -> None:
     for name in (".DS_Store", ".gitkeep"):
         stray(classes / name)
         stray(classes / "a" / name)
@@ -112,7 +112,7 @@ def test_pictures_that_are_links_into_a_hidden_folder_are_taken_once_each(classe
     assert outcome(classes) == AS_THEY_ARE and "b/again.png" in said_of(classes)
 
 
-def test_an_empty_val_beside_a_full_test_is_said_and_not_taken(classes: Path) -> None:
+def test_an_empty_val_beside_a_full_test_is_reported_and_not_used(classes: Path) -> None:
     root = classes.parent
     classes.rename(root / "test")
     (root / "val" / "a").mkdir(parents=True)
@@ -178,5 +178,5 @@ def test_a_source_to_train_on_says_what_it_leaves_out(classes: Path) -> None:
     assert said_of(root, locate_images) == ""
     stray(root / "train" / "@eaDir" / "a.png")
     stray(root / "train" / "loose.png")
-    said = said_of(root, locate_images)
-    assert "train/@eaDir" in said and "pictures in no class folder: 1 (train/loose.png)" in said
+    report = said_of(root, locate_images)
+    assert "train/@eaDir" in report and "pictures in no class folder: 1 (train/loose.png)" in report

@@ -72,11 +72,11 @@ def test_celeba_has_other_attributes(celeba):
         CelebA(images="celeba-0", target="Male").check()
 
 
-def test_what_is_drawn_is_decoded_once(waterbirds, monkeypatch):
-    seen, real = [], files.read_rgb
-    monkeypatch.setattr(files, "read_rgb", lambda *given: seen.append(given[0]) or real(*given))
+def test_drawn_pictures_are_decoded_once(waterbirds, monkeypatch):
+    paths, real = [], files.read_rgb
+    monkeypatch.setattr(files, "read_rgb", lambda *arguments: paths.append(arguments[0]) or real(*arguments))
     parts = [draw(waterbirds, 14, repetition=k, test=4) for k in (0, 1, 0)]
-    assert len(seen) == 2 * (14 + 4)
+    assert len(paths) == 2 * (14 + 4)
     np.testing.assert_array_equal(parts[0].train.inputs, parts[2].train.inputs)
     np.testing.assert_array_equal(parts[0].test.inputs, parts[2].test.inputs)
     assert not np.array_equal(parts[0].train.inputs, parts[1].train.inputs)
@@ -127,12 +127,12 @@ def test_shares_are_rounded_and_no_group_is_left_out(n, expected):
 
 
 @pytest.mark.parametrize("n", [3, 29, 1000])
-def test_more_than_there_is_or_too_few_for_the_groups_is_a_user_error_with_the_number(waterbirds, n):
+def test_too_many_or_too_few_samples_are_a_user_error_with_the_allowed_number(waterbirds, n):
     with pytest.raises(UserError, match=f"training split; got {n}; allowed: 4, .* to 28, "):
         draw(waterbirds, n)
 
 
-def test_the_name_tells_content_and_not_place(waterbirds, tmp_path):
+def test_the_name_depends_on_the_content_and_not_on_the_folder(waterbirds, tmp_path):
     name, _ = located(waterbirds)
     copy = shutil.copytree(waterbirds.root, tmp_path / "elsewhere")
     assert locate_images(f"folder:{copy}")[0] == name and name.startswith("waterbirds-")
@@ -151,7 +151,7 @@ def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
         CelebA(images="folder-0123").check()
     with pytest.raises(UserError, match="not on this machine; give --images"):
         Waterbirds(images="waterbirds-0123").draw(8, 0, {})
-    with pytest.raises(UserError, match=r"celeba is not in .*; get it from https.* and give --images folder:DIR"):
+    with pytest.raises(UserError, match=r"celeba is not in .*; get it from https.* give --images folder:DIR"):
         locate_images("celeba", tmp_path)
 
 
@@ -224,9 +224,9 @@ def test_a_table_may_spell_names_otherwise_than_the_disk(waterbirds, celeba, spe
         for name in made.names[::2]:
             edit(made, name, spell(name))
         after = draw(made, cls=cls)
-        for one, other in ((before.train, after.train), (before.test, after.test)):
-            np.testing.assert_array_equal(one.inputs, other.inputs)
-            assert one.groups.tolist() == other.groups.tolist()
+        for a, b in ((before.train, after.train), (before.test, after.test)):
+            np.testing.assert_array_equal(a.inputs, b.inputs)
+            assert a.groups.tolist() == b.groups.tolist()
 
 
 @pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
@@ -238,7 +238,7 @@ def test_a_table_may_have_another_form_of_unicode(waterbirds, forms):
     assert len(draw(waterbirds).train.labels) == 28
 
 
-def test_what_may_be_two_pictures_is_refused(waterbirds):
+def test_ambiguous_names_of_pictures_are_refused(waterbirds):
     first = waterbirds.root / waterbirds.names[0]
     shutil.copy(first, first.with_suffix(".JPG"))
     assert len(draw(waterbirds).train.labels) == 28  # the table gives the exact name
@@ -258,7 +258,7 @@ def test_whole_numbers_may_be_written_as_spreadsheets_do(waterbirds, celeba):
 
 
 @pytest.mark.parametrize(("split", "word"), [(0, "training"), (2, "test")])
-def test_a_group_without_a_picture_is_said_before_anything_is_run(waterbirds, tmp_path, split, word):
+def test_a_group_without_a_picture_is_an_error_before_anything_is_run(waterbirds, tmp_path, split, word):
     lines = waterbirds.table.read_text().splitlines()
     empty = [i for i, row in enumerate(waterbirds.rows) if row == (split, 1, 0)]
     waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
@@ -310,7 +310,7 @@ def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbir
 
 
 @pytest.mark.parametrize("option", ["--images", "--pretrain-images"])
-def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, option):
+def test_a_set_with_its_own_task_is_refused_by_other_tasks(waterbirds, tmp_path, option):
     line = ["run", "--suite", "real", option, f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(main, line)
     assert done.exit_code == 2 and "only be used by task 'waterbirds'" in done.stderr
@@ -327,7 +327,7 @@ def test_images_for_which_a_device_has_no_room_stay_on_the_host(waterbirds, monk
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monkeypatch):
+def test_images_on_the_host_give_the_same_results_as_on_the_device(waterbirds, monkeypatch):
     data = draw(waterbirds)
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
     network.module.to("cuda")
@@ -340,5 +340,5 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
         outputs.append(torch.cat([network(inputs) for _, inputs in samples.batches(5)]))
         moved.append(influences(network, None, samples, 5)[0])
     assert samples.inputs.device.type == "cpu"
-    assert all(torch.equal(one, other) for one, other in zip(outputs[:3], outputs[3:], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outputs[:3], outputs[3:], strict=True))
     np.testing.assert_array_equal(*moved)

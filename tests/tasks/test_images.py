@@ -63,7 +63,7 @@ def test_pasting_puts_the_very_pixels_in_the_box_and_changes_no_others(seed):
     np.testing.assert_array_equal(images, expected)
 
 
-def test_foregrounds_come_to_lie_at_every_place():
+def test_foregrounds_occur_at_every_position():
     canvas, pictures = np.zeros((400, 3, 4, 4), np.uint8), np.ones((400, 3, 2, 2), np.uint8)
     boxes = paste(canvas, pictures, np.random.default_rng(0))
     places, counts = np.unique(boxes[:, :2], axis=0, return_counts=True)
@@ -136,8 +136,8 @@ def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
     for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
         scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
         for i, label in enumerate(split.labels):
-            own = pictures(real.root / "images" / part / data.classes[label], 10) if i < 6 else None
-            assert own is None or foreground_of(split, i).tobytes() in own
+            originals = pictures(real.root / "images" / part / data.classes[label], 10) if i < 6 else None
+            assert originals is None or foreground_of(split, i).tobytes() in originals
             line, axis, place = outside(split, i)
             assert any(np.array_equal(scene.take(place, axis=axis), line) for scene in scenes)
     assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
@@ -167,11 +167,11 @@ def test_a_background_is_of_the_part_for_its_split_and_only_a_group_tells_its_ki
             assert 8 < sum(kinds) < 32
             continue
         assert kinds == (split.groups % 2).tolist()
-        shown = [{x.tobytes() for x in (pool.test if test else pool.train)[name]} for name in data.classes]
-        assert all(f in shown[g // 2] for f, g in zip(foregrounds_of(split), split.groups, strict=True))
+        allowed = [{x.tobytes() for x in (pool.test if test else pool.train)[name]} for name in data.classes]
+        assert all(f in allowed[g // 2] for f, g in zip(foregrounds_of(split), split.groups, strict=True))
 
 
-def test_all_foregrounds_are_used_before_any_comes_again():
+def test_all_foregrounds_are_used_before_any_is_repeated():
     pool = foregrounds("digits", 10, {})
     n = min(len(pool.train[name]) for name in ("3", "8"))
     assert len(set(foregrounds_of(Spurious(**SMALL).draw(2 * n, 0, {}).train))) == 2 * n
@@ -250,7 +250,7 @@ def test_parameters_that_contradict_each_other_are_a_user_error(what):
         Spurious(**params).check()
 
 
-def test_classes_held_out_that_the_source_has_not_are_a_user_error():
+def test_held_out_classes_that_the_source_lacks_are_a_user_error():
     with pytest.raises(UserError, match=r"got \['ten'\]"):
         Spurious(**SMALL, held_out=("3", "ten")).draw(4, 0, {})
 
@@ -261,7 +261,7 @@ TRAINING = {"warmup": 0.2, "smoothing": 0.1, "flip": True, "shift": 3, "accumula
 
 @pytest.mark.parametrize("changes", [TRAINING, {"pretrain_samples": 50}, {"pretrain_epochs": 0}], ids=str)
 @pytest.mark.parametrize("cls", [Composite, Spurious])
-def test_how_a_network_is_trained_does_not_touch_what_is_drawn(cls, changes):
+def test_training_parameters_do_not_change_the_data(cls, changes):
     plain, other = cls(**SMALL).draw(30, 1, {}), cls(**SMALL, **changes).draw(30, 1, {})
     assert same(plain.train, other.train) and same(plain.test, other.test)
     assert same(plain.test, cls(**SMALL).draw(50, 1, {}).test)
@@ -276,7 +276,7 @@ def patches(images, side):
 
 
 @pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
-def test_permuted_images_show_the_plain_ones_patches_in_one_order(cls):
+def test_permuted_images_have_the_patches_of_plain_images_in_one_order(cls):
     plain, task = cls(**SMALL), cls(**SMALL, permuted=True, patch=4)
     data, moved = plain.draw(20, 0, {}), task.draw(20, 0, {})
     order = task.order()
@@ -324,8 +324,10 @@ def test_a_foreground_has_one_number_in_every_repetition_part_and_task_of_its_so
     ):
         pictures = [(name, picture.tobytes()) for name, several in source.items() for picture in several]
         assert split.foregrounds.shape == (n or task.test,)
-        shown = [(data.classes[label], own) for label, own in zip(split.labels, foregrounds_of(split), strict=True)]
-        assert shown == [pictures[number] for number in split.foregrounds]
+        pairs = [
+            (data.classes[label], pixels) for label, pixels in zip(split.labels, foregrounds_of(split), strict=True)
+        ]
+        assert pairs == [pictures[number] for number in split.foregrounds]
 
 
 TILED = {"canvas": 24, "foreground": 12, "placement": "tiles", "test": 40}
@@ -359,7 +361,7 @@ def warped_by_hand(picture: np.ndarray, strength: float, changes: np.ndarray) ->
 
 
 @pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
-def test_each_pixel_is_read_from_where_the_changes_say(strength: float) -> None:
+def test_each_pixel_is_read_from_its_source_position(strength: float) -> None:
     pictures = np.random.default_rng(1).integers(0, 256, (3, 3, 8, 8), dtype=np.uint8)
     changes = np.random.default_rng(7).uniform(-1, 1, (5, 3, 1, 1))[:, :, 0, 0]
     made = warp(pictures, strength, np.random.default_rng(7)).astype(float)
@@ -370,7 +372,7 @@ def test_each_pixel_is_read_from_where_the_changes_say(strength: float) -> None:
 
 
 @pytest.mark.parametrize("cls", [Composite, Spurious])
-def test_training_foregrounds_change_and_nothing_else_does(cls) -> None:
+def test_augmentation_changes_only_training_foregrounds(cls) -> None:
     plain, changed = (cls(**TILED, affine=a).draw(60, 0, {}) for a in (0.0, 1.0))
     assert (plain.test.inputs == changed.test.inputs).all() and (plain.train.boxes == changed.train.boxes).all()
     differs = (plain.train.inputs != changed.train.inputs).any(axis=1)
@@ -380,7 +382,7 @@ def test_training_foregrounds_change_and_nothing_else_does(cls) -> None:
     assert not differs.any()
 
 
-def test_a_picture_that_comes_again_is_drawn_anew() -> None:
+def test_a_repeated_picture_is_augmented_anew() -> None:
     data = Spurious(**TILED, affine=1.0).draw(600, 0, {})  # 240 digits of two classes, each at least twice
     boxes = data.train.boxes
     cut = {x[:, t : t + h, w : w + v].tobytes() for x, (t, w, h, v) in zip(data.train.inputs, boxes, strict=True)}

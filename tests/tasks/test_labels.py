@@ -79,7 +79,7 @@ def test_class_folders_that_are_not_the_head_s_are_refused(what: str) -> None:
     "names",
     [["Bee", "Zebra", "ant"], ["class10", "class2"], [ECLAIR, "zebra"], [ECOLE, "zebra"], [*map(str, range(12)), "x"]],
 )
-def test_where_the_usual_orders_differ_one_has_to_be_said(names: list[str], tmp_path: Path) -> None:
+def test_if_the_usual_orders_differ_the_user_must_choose_one(names: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"other way round.*labels=names.*classes=FILE"):
         number(sorted(names), "auto", len(names))
     result = number(sorted(names), "names", len(names))
@@ -144,14 +144,14 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
         ("c.json", b"[" * 100_000, "cannot be read"),
     ],
 )
-def test_what_is_no_file_of_classes_is_one_line(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_list_of_classes_is_one_line(name: str, content: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=says) as raised:
         read_file(tmp_path / name)
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_file_that_is_not_there_or_changes_under_a_run_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_or_changed_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
     with pytest.raises(UserError, match=r"classes\.txt cannot be read"):
         Folder(classes=str(path)).locate()

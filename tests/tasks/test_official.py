@@ -90,12 +90,12 @@ def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
         for split in ("train", "test"):
             pixels, labels = cifar.drawn[split]
             for k, name in enumerate(CLASSES):
-                shown = getattr(result, split)[name].transpose(0, 2, 3, 1)
-                np.testing.assert_array_equal(shown, pixels[labels == k])
+                result_pixels = getattr(result, split)[name].transpose(0, 2, 3, 1)
+                np.testing.assert_array_equal(result_pixels, pixels[labels == k])
     assert foregrounds("cifar100", 8, {"cifar100": cifar.root}).train["cup"].shape == (4, 3, 8, 8)
 
 
-def test_what_cannot_be_fetched_is_a_user_error(cifar):
+def test_a_failed_download_is_a_user_error(cifar):
     cifar.archive.unlink()
     with pytest.raises(UserError, match=r"cifar100 cannot be read or fetched into"):
         locate_images("cifar100", cifar.root, True)
@@ -129,8 +129,8 @@ def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypat
     assert result.classes == tuple("0123456789")
     for split, (pixels, labels) in drawn.items():
         for k in range(10):
-            shown = getattr(result, split)[str(k)].transpose(0, 2, 3, 1)
-            np.testing.assert_array_equal(shown, pixels[labels == k])
+            result_pixels = getattr(result, split)[str(k)].transpose(0, 2, 3, 1)
+            np.testing.assert_array_equal(result_pixels, pixels[labels == k])
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def flowers(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_flowers_to_train_with_are_none_of_those_to_test_with(flowers):
+def test_training_and_test_flowers_are_disjoint(flowers):
     name, root = locate_backgrounds("flowers102", flowers)
     assert (name, root) == ("flowers102", flowers)
     source = backgrounds(name, 8, {name: root})
@@ -162,7 +162,7 @@ def test_flowers_to_train_with_are_none_of_those_to_test_with(flowers):
         assert not drawn[300:].any()
 
 
-def test_flowers_that_are_not_all_there_are_a_user_error(flowers):
+def test_incomplete_flowers_are_a_user_error(flowers):
     (flowers / "flowers-102" / "jpg" / "image_00003.jpg").unlink()
     with pytest.raises(UserError, match=r"flowers102 is corrupt .*holds 9 of 10 pictures"):
         locate_backgrounds("flowers102", flowers)

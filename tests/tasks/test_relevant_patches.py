@@ -38,7 +38,7 @@ def shares_of(seed: int, foreground: int, canvas: int = 32, parts: int = 8) -> n
 
 @given(st.integers(0, 10**6), st.integers(4, 32))
 @settings(max_examples=60, deadline=None)
-def test_mask_rules_say_what_their_names_say(seed, foreground):
+def test_mask_rules_do_what_their_names_say(seed, foreground):
     shares = shares_of(seed, foreground)
     some, half, inside, top = (relevant(shares, mask) for mask in ("any", "half", "inside", "top"))
     pixels = np.rint(shares * 16)
@@ -61,24 +61,24 @@ def test_on_the_grid_each_patch_matters_wholly_or_not_at_all(cls):
 @pytest.mark.parametrize(
     "look", [{"placement": "grid"}, {"mask": "top"}, {"intensity": 0.5}, {"permuted": True}], ids=str
 )
-def test_what_is_shown_or_judged_otherwise_has_the_same_pictures(look):
+def test_variants_of_a_task_have_the_same_pictures(look):
     plain, other = (Composite(**SMALL, **some).draw(30, 1, {}) for some in ({}, look))
     assert (plain.train.labels == other.train.labels).all() and (plain.test.labels == other.test.labels).all()
     if "permuted" in look:
         return
     for split, changed in ((plain.train, other.train), (plain.test, other.test)):
-        for one, two, a, b in zip(split.inputs, changed.inputs, split.boxes, changed.boxes, strict=True):
-            cut = [x[:, t : t + 8, left : left + 8] for x, (t, left) in ((one, a[:2]), (two, b[:2]))]
+        for x1, x2, a, b in zip(split.inputs, changed.inputs, split.boxes, changed.boxes, strict=True):
+            cut = [x[:, t : t + 8, left : left + 8] for x, (t, left) in ((x1, a[:2]), (x2, b[:2]))]
             assert (cut[0] == cut[1]).all()
 
 
 def test_intensity_scales_backgrounds_and_not_foregrounds():
     plain, dark = (Composite(**SMALL, intensity=i).draw(20, 0, {}).train for i in (1.0, 0.25))
-    for one, two, (top, left, height, width) in zip(plain.inputs, dark.inputs, plain.boxes, strict=True):
+    for bright, darkened, (top, left, height, width) in zip(plain.inputs, dark.inputs, plain.boxes, strict=True):
         inside = np.zeros((16, 16), dtype=bool)
         inside[top : top + height, left : left + width] = True
-        assert (one[:, inside] == two[:, inside]).all()
-        assert (np.abs(one[:, ~inside] * 0.25 - two[:, ~inside]) <= 0.5).all()
+        assert (bright[:, inside] == darkened[:, inside]).all()
+        assert (np.abs(bright[:, ~inside] * 0.25 - darkened[:, ~inside]) <= 0.5).all()
     black = Composite(**SMALL, intensity=0).draw(20, 0, {}).train
     assert black.inputs.any() and not black.inputs[0][:, ~_box(black.boxes[0])].any()
 
@@ -90,7 +90,7 @@ def _box(box: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rate", LEVELS)
-def test_images_of_every_group_keep_as_many_tokens_so_that_their_number_tells_no_label(rate):
+def test_images_of_every_group_keep_equally_many_tokens(rate):
     task = Spurious(placement="grid", test=80, pretrain_epochs=0)
     data = task.draw(8, 0, {})
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
@@ -135,7 +135,7 @@ def pictures(tmp_path):
     return make
 
 
-def test_pre_training_on_other_pictures_leaves_out_the_classes_that_come_after(pictures):
+def test_pre_training_on_other_pictures_leaves_out_the_classes_of_the_task(pictures):
     own, here = pictures("own", ["cat", "dog", "emu"])
     other, there = pictures("other", ["dog", "fox", "gnu", "hen"])
     task = Spurious(images=own, pretrain_images=other, pretrain_samples=50, pretrain_epochs=2, **LITTLE)
@@ -155,7 +155,7 @@ def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
 
 
 @pytest.mark.parametrize("cls", [Composite, Spurious])
-def test_on_tiles_every_patch_is_as_often_foreground_so_that_its_place_tells_nothing(cls):
+def test_on_tiles_every_patch_is_equally_often_foreground(cls):
     task = cls(placement="tiles", canvas=36, foreground=12, test=900, pretrain_epochs=0)
     relevance = task.draw(10, 0, {}).test.relevance_on((9, 9))
     assert set(np.unique(relevance)) == {0.0, 1.0}

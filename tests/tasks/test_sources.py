@@ -87,7 +87,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("name", TORN)
-def test_what_is_no_picture_is_a_user_error_that_names_the_file_and_no_program_is_run(folder, name, monkeypatch):
+def test_a_file_that_is_no_picture_is_a_user_error_and_no_program_is_run(folder, name, monkeypatch):
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was asked for"))
     bad, (content, reason) = folder / "train" / "dog" / name, TORN[name]
     if content is None:
@@ -124,7 +124,7 @@ def test_a_folder_without_the_layout_is_a_user_error(folder, says):
         located(folder)
 
 
-def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_new_file(folder, tmp_path):
+def test_the_name_of_a_folder_depends_on_its_files_and_not_on_its_path(folder, tmp_path):
     name, _ = located(folder)
     copy = shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
     assert located(copy)[0] == name and name.startswith("folder-") and str(tmp_path) not in name
@@ -153,12 +153,12 @@ def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to
 def test_digits_are_split_two_thirds_to_one_in_ten_classes_of_their_own_colours():
     result = foregrounds("digits", 12, {})
     assert result.classes == tuple("0123456789")
-    seen = set()
+    pictures = set()
     for name in result.classes:
         train, test = result.train[name], result.test[name]
         assert len(train) == (len(train) + len(test)) * 2 // 3 > 100
-        seen |= {picture.tobytes() for split in (train, test) for picture in split}
-    assert len(seen) == 1797
+        pictures |= {picture.tobytes() for split in (train, test) for picture in split}
+    assert len(pictures) == 1797
 
 
 def windows(photo, size):
@@ -168,14 +168,14 @@ def windows(photo, size):
 
 
 @pytest.mark.parametrize("test", [False, True])
-def test_a_crop_comes_from_the_kind_and_the_part_it_should(test):
+def test_a_crop_comes_from_the_requested_kind_and_part(test):
     photos = Photos(8)
     kinds = np.array([0, 1] * 20)
     crops = photos.draw(np.random.default_rng(0), kinds, test=test)
-    own = [windows(photos.photos[kind][test], 8) for kind in (0, 1)]
+    pools = [windows(photos.photos[kind][test], 8) for kind in (0, 1)]
     other = [windows(photos.photos[kind][not test], 8) for kind in (0, 1)]
     for crop, kind in zip(crops.transpose(0, 2, 3, 1), kinds, strict=True):
-        assert crop.tobytes() in own[kind] and crop.tobytes() not in other[kind] | own[1 - kind]
+        assert crop.tobytes() in pools[kind] and crop.tobytes() not in other[kind] | pools[1 - kind]
     assert len({crop.tobytes() for crop in crops}) > 30
 
 
@@ -216,9 +216,9 @@ def test_a_background_folder_that_is_missing_empty_or_small_is_a_user_error(tmp_
 @pytest.fixture
 def decoded(monkeypatch):
     """Return the list of files that were decoded."""
-    seen, real = [], files.read_rgb
-    monkeypatch.setattr(files, "read_rgb", lambda path, *given: seen.append(path) or real(path, *given))
-    return seen
+    paths, real = [], files.read_rgb
+    monkeypatch.setattr(files, "read_rgb", lambda path, *arguments: paths.append(path) or real(path, *arguments))
+    return paths
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def test_the_first_array_of_an_npz_file_is_a_source_of_backgrounds(tmp_path, dty
         (np.array([{"a": 1}], dtype=object), "cannot be read as an .npz file"),
     ],
 )
-def test_an_array_that_holds_no_pictures_is_a_user_error(tmp_path, array, says):
+def test_an_array_without_pictures_is_a_user_error(tmp_path, array, says):
     with pytest.raises(UserError, match=says):
         locate_backgrounds(str(archive(tmp_path / "bad.npz", array)))
 

@@ -81,8 +81,8 @@ def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
 
 def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     (tmp_path / "deep_sets.py").write_text(code("docs/write/model.md")[0])
-    asked = SMALL | {"macs": [0.5], "tasks": "sets:steps=10,test=10", "suite": "quick-scratch"}
-    sparsebench.run([f"{tmp_path}/deep_sets.py", TOKENS], model="deep_sets", out=tmp_path / "out", **asked)
+    options = SMALL | {"macs": [0.5], "tasks": "sets:steps=10,test=10", "suite": "quick-scratch"}
+    sparsebench.run([f"{tmp_path}/deep_sets.py", TOKENS], model="deep_sets", out=tmp_path / "out", **options)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     assert abs(records["macs_ratio"]["oracle"] - 0.5) < 0.03
@@ -96,8 +96,8 @@ def test_the_model_of_the_page_costs_what_it_says(tmp_path):
 
 def test_the_trainer_of_the_page_takes_the_steps(tmp_path):
     (tmp_path / "mean_token.py").write_text(code("docs/write/model.md")[2])
-    asked = {"tasks": "sets:steps=1,test=20", "n_train": [64], "seeds": 1, "jobs": 0, "device": "cpu"}
-    sparsebench.run([f"{tmp_path}/mean_token.py", TOKENS], model="mean_token", out=tmp_path / "out", **asked)
+    options = {"tasks": "sets:steps=1,test=20", "n_train": [64], "seeds": 1, "jobs": 0, "device": "cpu"}
+    sparsebench.run([f"{tmp_path}/mean_token.py", TOKENS], model="mean_token", out=tmp_path / "out", **options)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     assert records["accuracy"]["dense"] == 1 and records["accuracy"]["oracle"] == 1

@@ -210,13 +210,13 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
 
 
-def test_a_state_that_makes_trouble_later_is_found():
+def test_a_state_that_causes_errors_later_is_detected():
     report = report_of(Remembers(), "acts_without_error", "plans_are_legal", "fifth_batch_as_first")
     assert failed(report) == {"acts_without_error"} and not report.conforms
     assert any("no room for another batch" in outcome.message for outcome in report.outcomes)
 
 
-def test_what_a_strategy_does_to_the_process_is_put_back():
+def test_changes_of_a_strategy_to_the_process_are_undone():
     def spoils(view):
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
@@ -240,7 +240,7 @@ def test_what_a_strategy_does_to_the_process_is_put_back():
         (str(SAMPLES / "import_error.py"), r"import_error\.py: ModuleNotFoundError"),
     ],
 )
-def test_a_target_that_is_none_is_a_users_error(target, says):
+def test_an_invalid_target_is_a_user_error(target, says):
     with pytest.raises(UserError, match=says):
         resolve(target, Registry())
 
@@ -257,7 +257,7 @@ def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
 
 
 @pytest.mark.slow
-def test_measurements_say_no_where_something_cannot_be_done():
+def test_measurements_report_what_a_strategy_cannot_do():
     broken = type(
         "Breaks", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens.sum().item() and None)}
     )

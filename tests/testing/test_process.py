@@ -31,7 +31,7 @@ def named(sample, limit=60.0):
         )),
     ],
 )  # fmt: skip
-def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, status, says):
+def test_damage_of_a_strategy_to_its_process_is_named(sample, limit, check, status, says):
     *outcome, message, report = named(sample, limit)
     assert outcome == [check, status] and says in message
     assert not report.conforms
@@ -39,7 +39,7 @@ def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, stat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ["closes", "scribbles"])
-def test_one_that_breaks_the_line_of_the_answers_is_named(sample):
+def test_a_strategy_that_writes_to_the_channel_of_results_is_named(sample):
     check, status, _, report = named(sample)
     assert (check, status) == ("acts_without_error", "crashed") and not report.conforms
 
@@ -76,7 +76,7 @@ def sparsebench_strategies():
 
 
 @pytest.mark.slow
-def test_what_a_strategy_of_a_file_does_no_other_of_it_meets(tmp_path):
+def test_strategies_of_a_file_do_not_affect_one_another(tmp_path):
     path = tmp_path / "two.py"
     path.write_text(PATCHES)
     first, second = process.check(str(path), groups=("required",))
@@ -104,6 +104,6 @@ def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_pat
     assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.group == "informative")
 
 
-def test_a_target_that_is_none_is_one_line_and_another_exit_code():
+def test_an_invalid_target_is_one_line_and_another_exit_code():
     done = CliRunner().invoke(main, ["check", "nowhere.py"])
     assert (done.exit_code, done.stderr) == (2, "Error: plugin file nowhere.py does not exist\n")

@@ -22,24 +22,24 @@ CHECKED = {
 }  # fmt: skip
 
 
-def report(strategy="mine", revision="a", version=sparsebench.__version__, params=None, **found):  # type: ignore
+def report(strategy="mine", revision="a", version=sparsebench.__version__, params=None, **statuses):  # type: ignore
     """Return a report of checks that passed, except for the given outcomes."""
     outcomes = tuple(
-        Outcome(check=name, group=group, says="So.", status=found.pop(name, "passed"), message='it wrote "ü\n"')  # type: ignore[arg-type]
+        Outcome(check=name, group=group, says="So.", status=statuses.pop(name, "passed"), message='it wrote "ü\n"')  # type: ignore[arg-type]
         for name, group in CHECKED.items()
     )
-    assert not found
+    assert not statuses
     return Report(
         strategy=strategy, params=params or {}, origin=Origin(plugin="mine", revision=revision),
         versions={"sparsebench": version}, outcomes=outcomes,
     )  # fmt: skip
 
 
-def test_a_report_comes_back_and_a_newer_one_of_the_same_takes_its_place(tmp_path: Path) -> None:
+def test_a_report_is_read_back_and_replaced_by_a_newer_one(tmp_path: Path) -> None:
     assert reports.read(tmp_path) == []
-    for one in (report(), report(odd_sizes="failed")):
-        reports.write(one, tmp_path)
-        assert reports.read(tmp_path) == [one]
+    for example in (report(), report(odd_sizes="failed")):
+        reports.write(example, tmp_path)
+        assert reports.read(tmp_path) == [example]
     others = [report(params={"power": 2.0}), report(revision="b"), report(version="0.0.9"), report("its")]
     for number, other in enumerate(others, 2):
         reports.write(other, tmp_path)
@@ -52,7 +52,7 @@ SQUARE = report(params={"power": 2.0})
 
 
 @pytest.mark.parametrize(
-    ("reports", "label", "revision", "shown"),
+    ("reports", "label", "revision", "badge"),
     [
         ([], "mine", "a", (UNCHECKED, "")),
         ([report()], "mine", "a", ("passes", "")),
@@ -63,7 +63,7 @@ SQUARE = report(params={"power": 2.0})
         ([report(version="0.0.9"), report()], "mine", "a", ("passes", "")),
         ([report(), report(version="0.0.9")], "mine", "a", ("passes", "")),
         ([report(revision="")], "mine", "", OTHER),  # an unknown revision
-        *(([report(**found)], "mine", "a", (shown, remark)) for found, shown, remark in (
+        *(([report(**statuses)], "mine", "a", (badge, remark)) for statuses, badge, remark in (
             ({"gradients_flow": "unsupported", "odd_sizes": "unsupported"}, "passes", ""),
             ({"gradients_flow": "failed"}, "passes", "fails recommended gradients_flow"),
             ({"exports": "failed"}, "passes", ""),
@@ -76,8 +76,8 @@ SQUARE = report(params={"power": 2.0})
              "fails required plans_are_legal (crashed); fails, as it declares, acts_without_error"))),
     ],
 )  # fmt: skip
-def test_a_badge(reports: list[Report], label: str, revision: str, shown: tuple[str, str]) -> None:
-    assert badge_of(reports, label, revision) == shown
+def test_a_badge(reports: list[Report], label: str, revision: str, badge: tuple[str, str]) -> None:
+    assert badge_of(reports, label, revision) == badge
 
 
 @pytest.fixture
@@ -100,15 +100,15 @@ def board(tmp_path: Path, make_record: Callable[..., Record]) -> Callable[..., s
 
 
 @pytest.mark.parametrize(
-    ("by", "revisions", "of", "shown"),
+    ("by", "revisions", "of", "badge"),
     [((), "aa", "a", "passes"), (("--by", "task"), "ab", "a", SEVERAL), ((), "aa", "b", CHANGED)],
 )
 def test_boards_have_the_badge_of_all_records(
-    board: Callable[..., str], by: tuple[str, ...], revisions: str, of: str, shown: str
+    board: Callable[..., str], by: tuple[str, ...], revisions: str, of: str, badge: str
 ) -> None:
     text = board("--format", "csv", *by, of=report(revision=of), revisions=revisions)
     badges = {row["strategy"]: row["checks"] for row in csv.DictReader(io.StringIO(text))}
-    assert badges == {"mine": shown, "other": UNCHECKED}
+    assert badges == {"mine": badge, "other": UNCHECKED}
 
 
 def test_a_board_for_people_has_the_badge_and_the_remark_where_a_report_is_of_its_strategies(

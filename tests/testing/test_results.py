@@ -43,7 +43,7 @@ def folder(made, tmp_path):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def checked(monkeypatch):
     """Record the requested checks instead of running them in processes; reports have no outcomes."""
     calls = []
 
@@ -82,27 +82,27 @@ def test_a_whole_check_puts_badges_on_the_board(folder):
     assert "another revision was checked" in (folder / "leaderboard.md").read_text()
 
 
-def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named(folder, asked):
+def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named(folder, checked):
     done = call("check", "--results", folder)
     assert done.exit_code == 1
-    assert [name for name, _ in asked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
+    assert [name for name, _ in checked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
     assert "not checked: norm: it comes from the file own.py; name the file" in done.stderr
     assert len(reports.read(folder)) == 5
-    assert dict(asked)["random"] == ("random", {"cell": 2, "disposal": "drop", "stratified": False})
+    assert dict(checked)["random"] == ("random", {"cell": 2, "disposal": "drop", "stratified": False})
 
 
-@pytest.mark.parametrize(("says", "given"), [("", NORMS), (":largest=false", [None])])
-def test_a_file_stands_for_the_parameters_of_the_records_unless_it_names_some(folder, asked, says, given):
+@pytest.mark.parametrize(("says", "parameters"), [("", NORMS), (":largest=false", [None])])
+def test_a_file_is_checked_with_the_parameters_of_the_records_unless_some_are_given(folder, checked, says, parameters):
     assert call("check", f"{folder.parent / 'own.py'}{says}", "--results", folder).exit_code == 0
-    assert [found for _, found in asked] == given
+    assert [value for _, value in checked] == parameters
 
 
-def test_a_name_stands_for_its_records_and_another_file_or_name_for_itself(folder, asked):
+def test_a_name_is_checked_with_the_parameters_of_its_records(folder, checked):
     call("check", "noise", "tome", SAMPLES / "good.py", SAMPLES / "prints.py", "--results", folder)
-    assert [given for _, given in asked] == [("noise", {"by": "sigma", "disposal": "drop"}), None, *NORMS, None]
+    assert [value for _, value in checked] == [("noise", {"by": "sigma", "disposal": "drop"}), None, *NORMS, None]
 
 
-def test_a_strategy_that_is_gone_leaves_the_others(folder, monkeypatch):
+def test_a_missing_strategy_does_not_prevent_the_checks_of_others(folder, monkeypatch):
     def check(target, limit, part=None):
         if target == "noise":
             raise UserError("unknown strategy")
