@@ -3,9 +3,9 @@
 
 const LINEAR = 2; // points of loss below which the axis is linear; above it is logarithmic
 const TICKS = [0, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10, 20, -20, -50, -100];
-const BEYOND = 4; // random tokens at the input are beyond the axis if they lose so many times what all others do
-const MOST = 24; // strategies that colours and dashes tell apart
-const DASHES = ["", "6 2", "9 2 2 2", "2 2"]; // with colours and shapes in the order of the pictures
+const BEYOND = 4; // the axis leaves out `random` if it loses more than this many times the largest loss of the others
+const MOST = 24; // number of strategies that colours and dashes can distinguish
+const DASHES = ["", "6 2", "9 2 2 2", "2 2"]; // colours, shapes and dashes have the same order as in pictures
 const FIRST = [0, 1, 2, 3, 1, 3]; // dash of the first line of each colour
 const REFERENCES = new Map([
   ["oracle", "8 3 1 3"],
@@ -38,7 +38,7 @@ function svg(name, attributes = {}, ...children) {
 const rule = (kind, x1, y1, x2, y2) => svg("line", { class: kind, x1, y1, x2, y2 });
 const words = (text, x, y, anchor = "middle") => svg("text", { x, y, "text-anchor": anchor }, text);
 
-/** Return the strategies that cost less than dense, with their points from dense on; x is a cost. */
+/** Return the lines of the strategies that cost less than dense, each beginning at dense; x is the cost. */
 function linesOf(setting, axis) {
   const dense = setting.rows.find((row) => row.strategy === "dense");
   const from = dense?.[axis];
@@ -56,7 +56,7 @@ function linesOf(setting, axis) {
   return [...lines.values()];
 }
 
-/** Return the lowest and highest points that the axis must have. */
+/** Return the ends of the vertical axis, in points. */
 function span(lines) {
   const lowest = (of) => Math.min(-0.5, ...of.flatMap((line) => line.points.map((p) => p.low ?? p.y)));
   const random = lines.filter((line) => line.name === "random");
@@ -65,7 +65,7 @@ function span(lines) {
   return [bottom, Math.max(0.2, ...lines.flatMap((line) => line.points.map((p) => p.high ?? p.y)))];
 }
 
-/** Return rising places at least so far apart, near those wanted, between two ends where there is room. */
+/** Return rising positions near the wanted ones, at least `distance` apart, and between two ends if there is room. */
 function apart(wanted, distance, first, last) {
   const lower = (places) => {
     let least = first;
@@ -79,7 +79,7 @@ function apart(wanted, distance, first, last) {
   return higher(lower(down.map((y, k) => (y + up[k]) / 2)));
 }
 
-/** Return round numbers between two, about so many. */
+/** Return at most about `most` round numbers between two numbers. */
 function ticksOf(low, high, most) {
   const size = 10 ** Math.floor(Math.log10((high - low) / most || 1));
   const step = size * ([1, 2, 5].find((times) => (high - low) / (times * size) <= most) ?? 10);
@@ -87,7 +87,7 @@ function ticksOf(low, high, most) {
   return Array.from({ length: Math.floor(high / step + 1e-6) - first + 1 }, (_, k) => +((first + k) * step).toFixed(9));
 }
 
-/** Draw lines into a place: those that are on with colours and names, references, and all others grey. */
+/** Draw lines into an element: chosen lines with colours and names, references, and all others in grey. */
 function drawLines(place, { lines, on, axis, onHover, toggle }) {
   const shown = lines.filter((line) => on.includes(line.name) || REFERENCES.has(line.name));
   const named = shown.length ? shown : lines;
@@ -100,7 +100,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
     floor = height - margin.bottom;
   const xs = named.flatMap((line) => line.points.map((p) => p.x));
   const [least, most] = [Math.min(...xs), Math.max(...xs)];
-  const [from, to] = axis === "speed_up" ? [least, most] : [most, least]; // of MACs dense, the dearest, is at the left
+  const [from, to] = axis === "speed_up" ? [least, most] : [most, least]; // dense, with the most MACs, is at the left
   const x = (value) => margin.left + ((value - from) / (to - from || 1)) * (right - margin.left);
   const [bottom, top] = span(named).map((y) => Math.asinh(y / LINEAR));
   const room = 0.04 * (top - bottom);
@@ -184,7 +184,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
   place.replaceChildren(picture);
 }
 
-/** Return how a line is drawn: by its place among those that are on, no two alike, or as a reference. */
+/** Return the style of a line: by its position among the chosen lines, all different, or that of a reference. */
 function look({ name }, on) {
   const place = on.indexOf(name);
   if (place < 0)
@@ -197,7 +197,7 @@ function signed(value, digits) {
   return `${+text === 0 ? "" : value < 0 ? "-" : "+"}${text}`;
 }
 
-/** Return a table with a dot and an interval a row, the best on top, and those that were not reached last. */
+/** Return a table with a dot and an interval in each row, the best on top, "not reached" last. */
 function dots(setting, column, wide, limit = 60) {
   const { key, unit } = column,
     logarithmic = unit === "samples";
