@@ -263,8 +263,7 @@ def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
     for key in (column.key for column in columns if column.interval):
         attrs |= {f"{key}_{end}": f"{end} end of the 95 % interval of {key}" for end in ("low", "high")}
     for name in FLAGS:
-        if name in table:
-            table[name] = table[name].map({"yes": True, "no": False}).astype("boolean")
+        table[name] = table[name].map({"yes": True, "no": False}).astype("boolean")
     for column in (column for column in columns if column.shown != "text"):
         for key in column.keys:
             table[key] = pd.to_numeric(table[key])
@@ -282,12 +281,11 @@ def _add_parts(table: pd.DataFrame, attrs: dict[str, str]) -> None:
 
     from sparsebench.strategy import budget, spec
 
-    if "rank" in table:
-        ends = pd.DataFrame(map(rank_ends, table["rank"]), table.index, ["rank_low", "rank_high"], dtype=float)
-        table[list(ends)] = ends
-        attrs |= {"rank_low": "best possible rank", "rank_high": "worst possible rank"}
-    params = [spec.parts_of(str(label))[1] for label in table.get("strategy", ())]
-    amounts = [budget.parts_of(str(label)) for label in table.get("budget", ())]
+    ends = pd.DataFrame(map(rank_ends, table["rank"]), table.index, ["rank_low", "rank_high"], dtype=float)
+    table[list(ends)] = ends
+    attrs |= {"rank_low": "best possible rank", "rank_high": "worst possible rank"}
+    params = [spec.parts_of(str(label))[1] for label in table["strategy"]]
+    amounts = [budget.parts_of(str(label)) for label in table["budget"]]
     amounts_asked = [
         {name: float(x) for name, x in amount.items() if name in ("macs", "keep_rate")} for amount in amounts
     ]

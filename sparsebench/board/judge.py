@@ -346,7 +346,7 @@ def _compare(
 
 
 def points_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return for each curve the rows with less MACs than dense, by rising MACs."""
+    """Return for each curve the rows with fewer MACs than dense, by rising MACs."""
     below = rows[rows["macs_ratio"] < 1].sort_values(["macs_ratio", "asked"])
     return {str(name): points for name, points in below.groupby("line")}
 
@@ -365,7 +365,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     dense = measured.index[measured["strategy"] == DENSE][:1]
     if dense.empty or not measured.dropna(subset="line").duplicated("line").any():
         return rows.assign(line=None), None
-    # A curve has the name of its strategy. Several curves of a strategy also have the other parts of their budgets.
+    # A curve has the name of its strategy. If a strategy has several, their names include the rest of the budget.
     labels = sorted(set(measured["line"].dropna()))
     alike = Counter(line[:2] for line in labels)
     names_of_lines = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in labels}

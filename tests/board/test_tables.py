@@ -190,7 +190,7 @@ def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...
 
 LABELS = [
     {"rank": "1-3", "strategy": "far(power=1.0, on=True)", "budget": "macs 0.5", "trained": "no", "pareto": "yes",
-     "sample_complexity": math.inf},
+     "pareto_speed": "yes", "sample_complexity": math.inf},
     {"rank": "2", "strategy": "far", "budget": "keep 0.7 power-floor @0,1", "trained": "yes", "sample_complexity": 8},
     {"rank": "not ranked", "strategy": "dense", "budget": "macs 1", "trained": "no", "sample_complexity": None},
 ]  # fmt: skip

@@ -5,6 +5,7 @@ const LINEAR = 2; // points of loss below which the axis is linear; above it is 
 const TICKS = [0, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10, 20, -20, -50, -100];
 const BEYOND = 4; // the axis leaves out `random` if it loses more than this many times the largest loss of the others
 const MOST = 24; // number of strategies that colours and dashes can distinguish
+const MOST_DOTS = 60; // rows of a table of dots
 const DASHES = ["", "6 2", "9 2 2 2", "2 2"]; // colours, shapes and dashes have the same order as in pictures
 const FIRST = [0, 1, 2, 3, 1, 3]; // dash of the first line of each colour
 const REFERENCES = new Map([
@@ -79,7 +80,7 @@ function apart(wanted, distance, first, last) {
   return higher(lower(down.map((y, k) => (y + up[k]) / 2)));
 }
 
-/** Return at most about `most` round numbers between two numbers. */
+/** Return round numbers between two numbers, about `most` or fewer. */
 function ticksOf(low, high, most) {
   const size = 10 ** Math.floor(Math.log10((high - low) / most || 1));
   const step = size * ([1, 2, 5].find((times) => (high - low) / (times * size) <= most) ?? 10);
@@ -198,13 +199,13 @@ function signed(value, digits) {
 }
 
 /** Return a table with a dot and an interval in each row, the best on top, "not reached" last. */
-function dots(setting, column, wide, limit = 60) {
+function dots(setting, column, wide) {
   const { key, unit } = column,
     logarithmic = unit === "samples";
   const rows = setting.rows.filter((row) => row[key] != null && !isCostly(row));
   const order = (row) => (typeof row[key] === "number" ? row[key] : Infinity) * (column.falling ? -1 : 1);
   rows.sort((a, b) => order(a) - order(b));
-  const shown = rows.slice(0, limit);
+  const shown = rows.slice(0, MOST_DOTS);
   const ends = shown.flatMap((row) => [row[key], row[`${key}_low`], row[`${key}_high`]]).filter(Number.isFinite);
   const bend = logarithmic ? Math.log : (value) => value;
   const [least, most] = [Math.min(...ends), Math.max(...ends)];
@@ -237,7 +238,7 @@ function dots(setting, column, wide, limit = 60) {
   head.append(make("th", { scope: "col", class: "number" }, column.heading));
   head.append(make("th", { scope: "col", class: "wide", "aria-label": "drawn" }, scale));
   const lacking = [...new Set(setting.rows.filter((row) => row[key] == null).map((row) => row.strategy))];
-  const more = rows.length > limit ? `${rows.length - limit} more are not drawn. ` : "";
+  const more = rows.length > MOST_DOTS ? `${rows.length - MOST_DOTS} more are not drawn. ` : "";
   const lack = lacking.length ? `Not measured: ${clip_(lacking.join(", "), 400)}.` : "";
   const table = make("table", { class: "dots" }, make("thead", {}, head), make("tbody", {}, ...body));
   return [table, make("p", { class: "soft" }, more + lack)];
