@@ -328,14 +328,8 @@ def _compare(
 ) -> None:  # fmt: skip
     """Add differences to reference rows, with intervals and marks that are corrected for all of these comparisons.
 
-    Args:
-        rows: the rows to change.
-        measured: index of the rows that `pairs` compares; `references` has positions in it.
-        pairs: their pairwise comparisons.
-        judged: (R,) whether each of them can have a mark.
-        name: name of the reference in the column of marks.
-        delta: column of the differences.
-        references: position of the reference by the position of the row.
+    `references` has the position of the reference by the position of the row, both in `measured`, the index of the rows
+    that `pairs` compares. Rows that are not `judged` have no mark.
     """
     i, j = list(references), list(references.values())
     mean, half = pairs.mean[i, j], pairs.half[i, j]
@@ -387,16 +381,8 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     # One row for each strategy: its values at the middle budget, values of its curve, and its accuracy at each budget.
     first = points.drop_duplicates("line").set_index("line")
     table = points[(points["asked"] == middle) | (points["line"] == DENSE)].set_index("line").reindex(first.index)
-    of_strategy = (
-        "kind",
-        "how",
-        *BY_KEY["kept_accuracy"].keys,
-        *BY_KEY["macs_at_2"].keys,
-        CHECKS,
-        "badge",
-        "macs_at_2_at_most",
-    )
-    shared = [key for key in of_strategy if key in first]
+    of_strategy = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
+    shared = [key for key in (*columns.keys_of(of_strategy), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
     for budget in budgets:
         rows_at, key = points[points["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key

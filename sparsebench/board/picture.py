@@ -64,15 +64,7 @@ KINDS = {
 
 
 class _Line(NamedTuple):
-    """The curve of a strategy below the dense MACs.
-
-    Attributes:
-        name: the strategy.
-        x: (K,) realised shares of dense MACs, falling.
-        y: (K,) difference of accuracy to dense, points.
-        low, high: (K,) ends of its 95 % interval.
-        rank: first and last rank.
-    """
+    """A strategy's curve below the dense MACs: x in shares of dense MACs, y, low and high in points against dense."""
 
     name: str
     x: np.ndarray
