@@ -40,7 +40,7 @@ def rows_of(board: str) -> str:
 
 
 def shown() -> Iterator[tuple[str, str]]:
-    """Yield file names and contents: page, pictures and tables of the board quick, and of one with many faults."""
+    """Yield file names and contents: page, pictures and tables of the board quick, and of a board with many faults."""
     quick = read(ROOT / "leaderboard" / "quick", None)
     judged = judge(quick)
     board = Board(judged, judge(quick, "task", judged))
@@ -90,20 +90,22 @@ def broken_of(quick: pd.DataFrame) -> pd.DataFrame:
     frame.loc[(strategy == "attn_topk") & (frame["budget"] == "macs 0.7"), "device"] = "cuda:0 H100"
     lost = (strategy == "tome") & (task == "composite") & (seed == 1) & (frame["budget"] == "macs 0.5")
     # The same records on other pictures, on another track, and at a keep rate; each lacks one strategy.
-    some = frame[(task == "composite") & (strategy != "oracle")]
-    setting = some["setting"].str.replace('"images":"digits"', '"images":"letters"')
-    other = some.assign(setting=setting, accuracy=some["accuracy"] ** 2, cell_id="other " + some["cell_id"])
+    composite = frame[(task == "composite") & (strategy != "oracle")]
+    setting = composite["setting"].str.replace('"images":"digits"', '"images":"letters"')
+    other = composite.assign(
+        setting=setting, accuracy=composite["accuracy"] ** 2, cell_id="other " + composite["cell_id"]
+    )
     tuned = frame[(task == "composite") & (strategy != "noise") & (seed < 2)]
     tuned = tuned.assign(track="tuned", cell_id="tuned " + tuned["cell_id"])
     kept_rate = frame[(task == "composite") & (strategy == "noise") & (frame["budget"] == "macs 0.5")]
     kept_rate = kept_rate.assign(budget="keep 0.5 @1,2", macs_ratio_asked=None, cell_id="rate " + kept_rate["cell_id"])
-    made = pd.concat([frame[~lost], other, tuned, kept_rate], ignore_index=True)
-    made.attrs = quick.attrs
-    return made
+    records = pd.concat([frame[~lost], other, tuned, kept_rate], ignore_index=True)
+    records.attrs = quick.attrs
+    return records
 
 
 def lines_of(values: Any) -> str:
-    """Return values as JSON, with each value on a line of its own unless it is short."""
+    """Return values as JSON, with separate lines for the parts of values longer than 120 characters."""
     text = json.dumps(values, ensure_ascii=False, default=float)
     if len(text) <= 120 or not isinstance(values, list | dict):
         return text
@@ -126,7 +128,7 @@ def artists_of(figure: Figure) -> dict[str, Any]:
         "limits": [numbers(axes.get_xlim()), numbers(axes.get_ylim())],
         "lines": [
             [line.get_label(), to_hex(line.get_color()), line.get_marker(), *numbers(line.get_data())]
-            for line in axes.lines if line.get_clip_on()  # the others join lines with their names, in pixels
+            for line in axes.lines if line.get_clip_on()  # other lines connect curves with their names, in pixels
         ],
         "intervals": [[to_hex(bar.get_color()[0]), *numbers(bar.get_segments())] for bar in axes.collections],
     }  # fmt: skip

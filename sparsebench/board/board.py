@@ -1,4 +1,4 @@
-"""A run's folder as a board: its records, what is shown of them, and what a reader must know besides the numbers."""
+"""The board of a run's folder: its leaderboards, notes, citations and pictures."""
 
 from __future__ import annotations
 
@@ -28,29 +28,31 @@ from sparsebench.tasks.sources.labels import MOST_CLASSES, numbering
 from sparsebench.testing.reports import REMARK
 
 SURPRISING = 1e-3
-"""How improbable so few right answers are by chance before the board says that classes are in another order."""
+"""The board warns about the order of classes if so few correct answers are less probable than this by chance."""
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000
-"""Of pictures in a board, together; larger ones stay beside it."""
+"""Limit on the total size of the pictures in a board. Pictures beyond it stay files of the folder."""
 ADDRESSES = (
     (re.compile(r"(https?://[\w./?=&%~+:-]+\w)"), ""),
     (re.compile(r"doi\s*=\s*[{\"]\s*(10\.[\w./()-]+[\w)])"), "https://doi.org/"),
     (re.compile(r"(?i:arxiv|eprint)\W{1,6}(?:preprint arXiv:)?(\d{4}\.\d{4,5})"), "https://arxiv.org/abs/"),
 )
-"""Of a publication, as citations have them, and what stands before them."""
+"""Patterns of a publication's address in a citation, each with the prefix that completes the address."""
 SEARCH = "https://scholar.google.com/scholar?q="
 
 
 class Board(NamedTuple):
-    """What records come to; a pure function of what lies in their folder.
+    """A board; a pure function of the files in the run's folder.
 
     Attributes:
-        judged: the leaderboard over all tasks; `by_task` with a row a task and model as well.
-        notes: what a reader must know besides.
-        bibtex: entries of what is in it.
-        environments: machine and libraries by hash; `suites` lines that say what was asked for.
-        pictures: PNG files by what they show, such as which tokens were kept.
-        papers: what strategies cite and its address, by their names without parameters; a search where none is known.
+        judged: the leaderboard over all tasks.
+        by_task: the leaderboard with separate rows for each task and model.
+        notes: lines for the reader, see `notes_on`.
+        bibtex: entries of the works that its strategies cite.
+        environments: machine and libraries, by hash.
+        suites: names and versions of the suites that were run.
+        pictures: PNG files by their subject, such as the tokens that were kept.
+        papers: citation and address, by strategy name without parameters; the address is a search if none is known.
     """
 
     judged: Leaderboard
@@ -64,16 +66,16 @@ class Board(NamedTuple):
 
 
 def gather(folder: Path) -> Board:
-    """Return the board of a run's folder, from what lies in it alone.
+    """Return the board of a run's folder.
 
     Raises:
-        UserError: the folder holds no records, or some by a later sparsebench.
+        UserError: the folder has no records, or has records of a later sparsebench.
     """
     return board_of(read(folder), folder)
 
 
 def board_of(records: Flats, folder: Path) -> Board:
-    """Return the board of some flat records of a run's folder, with what lies beside them."""
+    """Return the board of flat records of a run's folder, with the folder's manifests and pictures."""
     frame = frame_of(records)
     judged = judge(frame)
     suites_asked = (suite for suite in manifests.suites(folder) if suite.name != manifests.OWN)
@@ -96,20 +98,20 @@ def board_of(records: Flats, folder: Path) -> Board:
         notes=notes_on(frame, judged, folder),
         bibtex=bibtex(folder, frame),
         environments=manifests.environments(folder, set(frame["environment"])),
-        suites=list(dict.fromkeys(suites)),  # one that was asked for with other words is there again
+        suites=list(dict.fromkeys(suites)),  # a suite that was run with several sets of options is listed once
         pictures=pictures,
         papers=papers,
     )
 
 
 def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
-    """Return the entries of what the strategies of a board cite."""
+    """Return the BibTeX entries of the works that the strategies of a board cite."""
     entries = (strategy.bibtex.strip().splitlines() for strategy in _strategies_of(folder, frame))
     return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
 
 
 def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.StrategyEntry]:
-    """Return what is known of the strategies of a board."""
+    """Return the manifest entries of the strategies of a board."""
     strategies = manifests.strategies(folder)
     pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)
     sources = sorted({(label.partition("(")[0], revision) for label, revision in pairs})
@@ -119,22 +121,22 @@ def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.Strategy
 def notes_on(
     records: Flats, judged: Leaderboard | None = None, folder: Path | None = None, *, technical: bool = True
 ) -> list[str]:
-    """Return what is missing or left out, what differences can be significant, what failed, and what checks found.
+    """Return a board's notes: missing results, omitted data, detectable differences, failures, results of checks.
 
     Args:
-        records: of a board.
-        judged: the board; made unless given.
-        folder: the run's.
-        technical: whether detectable differences, unfinished training and inactive terms are wanted.
+        records: the board's records.
+        judged: the board; computed if not given.
+        folder: the run's folder.
+        technical: whether to include detectable differences, unfinished training and inactive terms.
     """
     frame = frame_of(records)
     judged = judge(frame) if judged is None else judged
     settings = [setting for setting in judged.settings if setting.source != PRETRAINING]
     lines = []
     if folder is not None:
-        used, names = " ".join(frame["setting"].astype(str).unique()), manifests.file_names(folder)
+        all_settings, names = " ".join(frame["setting"].astype(str).unique()), manifests.file_names(folder)
         notes = ((names.get(name, name), line) for name, line in manifests.omissions(folder))
-        lines += [f"{name}: left out: {line}" for name, line in notes if canonical(name) in used]
+        lines += [f"{name}: left out: {line}" for name, line in notes if canonical(name) in all_settings]
     lines += [
         f"{setting.task}: one network: intervals and tests are over its test items alone"
         for setting in settings
@@ -144,17 +146,17 @@ def notes_on(
     for task, n in sorted(Counter(setting.source for setting in settings).items()):
         if n > 1:
             pictures = {setting.params[0].get("images") for setting in settings if setting.source == task}
-            beside = ", and sets of pictures side by side with --view shifts" * (len(pictures) > 1)
+            shifts = ", and compare sets of pictures with --view shifts" * (len(pictures) > 1)
             others = f"{n - 1} other setting{'s' * (n > 2)} (data, model, size or track) not shown"
-            lines.append(f"{task}: {others}; see them with --by task{beside}")
+            lines.append(f"{task}: {others}; see them with --by task{shifts}")
     lines += below_chance(frame)
     if technical:
         lines += _technical(frame, judged)
-    strange = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]
-    for (task, model), rows in strange.sort_values([*strange]).groupby(["task", "model"], observed=True):
+    mismatches = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]
+    for (task, model), rows in mismatches.sort_values([*mismatches]).groupby(["task", "model"], observed=True):
         n, (*_, strategy, budget, why) = rows["strategy"].nunique(), rows.iloc[0]
         lines.append(
-            f"{model} on {task}: its cost model does not plan as the network runs, for {n} "
+            f"{model} on {task}: its cost model does not agree with the network's run for {n} "
             f"{'strategy' if n == 1 else 'strategies'}, such as {strategy}, {budget}: {why}"
         )
     lines += [*machines(frame), *failures(frame)]
@@ -165,7 +167,7 @@ def notes_on(
 
 
 def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:
-    """Yield the differences that can be significant, unfinished training, and published terms that were inactive."""
+    """Yield lines on detectable differences, unfinished training, and published terms that were inactive."""
     for ranking in judged.rankings:
         pairs, quantity = (
             (ranking.pairs, "accuracy") if ranking.curves is None else (ranking.curves.pairs, "mean accuracy over MACs")
@@ -186,24 +188,24 @@ def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:
 
 
 def unranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
-    """Return a line for the strategies of each setting of a board that lack the same, with the command that adds it.
+    """Return for each setting one line for the strategies with the same missing results, with the command to add them.
 
-    The command is known where the run's folder answers one suite.
+    The command is known only if the run's folder has the results of a single suite.
     """
     suites = {suite.name for suite in manifests.suites(folder)} - {manifests.OWN} if folder else set()
     described = manifests.strategies(folder).values() if folder else ()
-    files = {about.name: about.file for about in described if about.file}
+    files = {strategy.name: strategy.file for strategy in described if strategy.file}
     command, lines = "a run with the options of the others", []
     for setting in settings:
-        missing, whose = setting.missing, setting.entries["strategy"]
+        missing, of_entries = setting.missing, setting.entries["strategy"]
         if missing.dense:
             failed = (setting.others["strategy"] == DENSE).any()
             lines.append(f"{setting.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
         sizes = missing.cells.columns.get_level_values("n_train").nunique()
         unit = "trials" if sizes > 1 else "tests" if setting.networks else "repetitions"
         alike = defaultdict[str, list[str]](list)
-        for strategy, lacking in missing.cells.groupby(whose).any().sum(axis=1).items():
-            budgets = {share for i in whose.index[whose == strategy] for share in missing.shares.get(i, ())}
+        for strategy, lacking in missing.cells.groupby(of_entries).any().sum(axis=1).items():
+            budgets = {share for i in of_entries.index[of_entries == strategy] for share in missing.shares.get(i, ())}
             parts = [f"macs {budget:g}" for budget in sorted(budgets, reverse=True)]
             parts += [f"{lacking} of {missing.cells.shape[1]} {unit}"] if lacking else []
             if parts:
@@ -223,10 +225,10 @@ def unranked(settings: Sequence[Setting], folder: Path | None = None) -> list[st
 
 
 def below_chance(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each setting with class folders in which dense is right less often than chance.
+    """Return a line for each setting with class folders in which dense is correct significantly less often than chance.
 
-    Chance is what its answers come to on labels that have nothing to do with them, so that a network that gives one
-    answer to everything, or answers that no folder has, is at chance. The test is exact: binomial, one-sided.
+    Chance is the expected accuracy if answers and labels are independent. A network that always gives the same answer,
+    or only answers that no folder has, is thus at chance. The test is an exact one-sided binomial test.
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
@@ -243,13 +245,13 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
                 lines.add(
                     f"{setting.task}, {setting.model}{network_name}: dense is right in {right} of {n} pictures, and "
                     f"chance would be {chance * n:.0f}: the class folders are probably in another order than the "
-                    "head's classes; say it with --task folder:classes=FILE"
+                    "head's classes; give their order with --task folder:classes=FILE"
                 )
     return sorted(lines)
 
 
 def failures(frame: pd.DataFrame) -> list[str]:
-    """Return the cells that have no result, a line for those of one task that have none for the same reason."""
+    """Return lines on the cells without a result, one for each task and reason."""
     bad = frame[frame["status"] != "ok"]
     counted = bad.groupby(["strategy", "task", "status", "reason"], observed=True).size()
     alike = defaultdict[tuple[str, str, str, int], list[str]](list)
@@ -264,9 +266,10 @@ def failures(frame: pd.DataFrame) -> list[str]:
 
 
 def machines(frame: pd.DataFrame) -> list[str]:
-    """Return a line where records are of several devices, machines or versions."""
+    """Return a line if records come from several devices, machines or versions."""
     good = frame[frame["status"] == "ok"]
     hashes, devices = good["environment"].nunique(), sorted({str(device) for device in good["device"].unique()})
     differences = [f"on {', '.join(devices)}"] if len(devices) > 1 else []
     differences += [f"on {hashes} machines, or with other versions"] if hashes > 1 else []
-    return [f"made {' and '.join(differences)}: speeds are compared on the same only"] if differences else []
+    comparable = "only speeds on the same device, machine and versions are compared"
+    return [f"made {' and '.join(differences)}: {comparable}"] if differences else []

@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 TOLERANCE = 0.02
-"""How far MACs that were spent may be from a budget, as a share of it, before the board says so."""
+"""Relative deviation of the realised MACs from the budget above which the board shows the realised MACs."""
 Row = dict[str, Any]
-"""The values of one line of a table by their columns' keys."""
+"""The values of one row of a table, by column key."""
 
 Shown = Literal[
     "text", "fraction", "percent", "spent", "points", "samples", "ratio", "times", "speed", "count", "p", "giga",
     "mega",
 ]  # fmt: skip
 UNITS: dict[Shown, str] = {"percent": "%", "points": "points"}
-"""What stands behind the headings of these."""
+"""Units that are appended to headings."""
 
 
 class Column(NamedTuple):
-    """One column as people see it.
+    """A column of a table.
 
     Attributes:
-        key: its value's key in a row.
-        heading: what tables call it, without its unit.
-        shown: as which kind of number, or as text. Percent, and points for differences of it, are of fractions; "spent"
-            is percent too, with what was spent, KEY_spent, behind it where that is not the budget. Giga and mega are of
+        key: key of its value in a row.
+        heading: heading without the unit.
+        shown: number format, or text. "percent" and "points" show fractions and their differences, times 100. "spent"
+            is percent, followed by the realised MACs, KEY_spent, if they differ from the budget. "giga" and "mega" show
             plain numbers. Files have fractions and plain numbers.
-        what: one sentence, with the unit.
-        interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
-        part: of a board over all tasks, each part of which is taken from one task: "accuracy", "sample complexity",
-            "spurious gap", or the name of a metric that a task declares; "" where it is of all.
-        tables: whether people are shown it; CSV and JSON have every column.
-        task: which task it was taken from; "" where it is of all, or each row says its own.
-        falling: whether large numbers are good, so that they come first where a reader sorts by it.
+        what: meaning in one sentence, with the unit.
+        interval: whether rows have its 95 % interval as KEY_low and KEY_high, which are None if unknown.
+        part: in a board over all tasks each part is taken from one task: "accuracy", "sample complexity",
+            "spurious gap", or the name of a metric that a task declares; "" if the column is about all tasks.
+        tables: whether tables show it; CSV and JSON have every column.
+        task: the task that it was taken from; "" if it is about all tasks, or if each row names its task.
+        falling: whether sorting by it puts large numbers first, because they are better.
     """
 
     key: str
@@ -62,83 +62,87 @@ class Column(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in a row that it joins: value, low and high."""
+        """The keys of its value in a row, and of the ends of its interval, if any."""
         return (self.key, *(f"{self.key}{end}" for end in ("_low", "_high") if self.interval))
 
 
 EVERY = (
     Column("task", "task", "text", "name of the task"),
     Column("model", "model", "text", "name of the model"),
-    Column("n_train", "N", "count", "training samples; where trials of several sizes were made the largest"),
+    Column("n_train", "N", "count", "training samples; the largest number if trials have several"),
     Column("rank", "rank", "text",
            "by accuracy; 3-9: two rows are significantly better than it, six do not differ significantly from it, and "
            "all others are worse"),
-    Column("strategy", "strategy", "text", "name, with the parameters that are not its defaults"),
-    Column("kind", "kind", "text", "baseline, deployable, or oracle: one that sees which tokens matter"),
+    Column("strategy", "strategy", "text", "name, with the parameters that differ from their defaults"),
+    Column("kind", "kind", "text", "baseline, deployable or oracle; oracles see which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
-    Column("budget", "budget", "text", "what was asked for: a share of dense MACs or a keep rate, and in which blocks"),
+    Column("budget", "budget", "text",
+           "requested share of dense MACs or keep rate, and the blocks in which tokens are removed"),
     Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones",
            falling=False),
     Column("accuracy", "accuracy", "percent", "test accuracy, mean over seeds", True, "accuracy"),
-    Column("accuracy_delta", "gain over dense", "points", "difference of accuracy to dense, seed by seed", True,
+    Column("accuracy_delta", "gain over dense", "points", "difference of accuracy to dense, paired by seed", True,
            "accuracy"),
     Column("versus_dense", "vs dense", "text",
-           "better, worse or not significant: all differences to dense judged together", False, "accuracy"),
+           "better, worse or not significant, corrected for all differences to dense", False, "accuracy"),
     Column("random_inside_delta", "gain over random_inside", "points",
-           "difference of accuracy to random tokens inside the network at the same budget", True, "accuracy"),
+           "difference of accuracy to random_inside, random tokens inside the network, at the same budget", True,
+           "accuracy"),
     Column("versus_random_inside", "vs random_inside", "text",
-           "better, worse or not significant: all differences to random_inside judged together", False, "accuracy"),
+           "better, worse or not significant, corrected for all differences to random_inside", False, "accuracy"),
     Column("pareto", "Pareto", "text",
            "no: a ranked row with no more MACs is significantly more accurate", False, "accuracy"),
     Column("sample_complexity", "N50", "samples",
-           "training samples for half of the trials to succeed; not reached: the most that were tried are too few",
+           "training samples at which half of the trials succeed; not reached: the largest number tried is too small",
            True, "sample complexity", falling=False),
     Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "sample complexity",
            falling=False),
     Column("sample_complexity_loss", "N50, loss", "samples",
-           "N50 by the paper's criterion, the test loss, where the task's is the test error", True, "sample complexity",
-           falling=False),
+           "N50 by the paper's criterion, the test loss, if the task's criterion is the test error", True,
+           "sample complexity", falling=False),
     Column("aligned_gap", "gap", "percent",
-           "accuracy where the background fits the class minus that where it does not", True, "spurious gap",
-           falling=False),
-    Column("aligned_gap_reduction", "gap reduction", "points", "gap of dense minus its own, seed by seed", True,
-           "spurious gap"),
-    Column("worst_group_accuracy", "worst group", "percent", "accuracy of the group that is worst over all seeds",
-           False, "spurious gap"),
-    Column("spurious_gap", "average - worst", "percent", "average minus worst-group accuracy, seed by seed", False,
+           "accuracy on images whose background fits the class, minus accuracy on the other images", True,
            "spurious gap", falling=False),
+    Column("aligned_gap_reduction", "gap reduction", "points",
+           "gap of dense minus gap of the strategy, paired by seed", True, "spurious gap"),
+    Column("worst_group_accuracy", "worst group", "percent", "accuracy of the group with the lowest mean over seeds",
+           False, "spurious gap"),
+    Column("spurious_gap", "average - worst", "percent",
+           "average minus worst-group accuracy, computed for each seed", False, "spurious gap", falling=False),
     Column("spurious_gap_reduction", "its reduction", "points",
-           "average minus worst group of dense minus its own, seed by seed", True, "spurious gap", tables=False),
+           "average minus worst-group accuracy: that of dense minus that of the strategy, paired by seed", True,
+           "spurious gap", tables=False),
     Column("selection_auroc", "AUROC", "fraction", "how well scores separate relevant tokens from the others", False,
            "accuracy"),
     Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "accuracy"),
-    Column("device", "device", "text", "cpu or the name of the GPU, where images/s were measured", False, "accuracy"),
+    Column("device", "device", "text", "cpu or the name of the GPU on which images/s were measured", False, "accuracy"),
     Column("pareto_speed", "Pareto, speed", "text",
            "no: a ranked row that is no slower on this device is significantly more accurate", False, "accuracy"),
     Column("n_seeds", "seeds", "count", "repetitions"),
-    Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version"),
-    Column("badge", "badge", "text", "of a submission: reported, or rejected, by its files alone"),
+    Column("checks", "checks", "text", "result of `sparsebench check` for this source and version"),
+    Column("badge", "badge", "text", "badge of a submission, from its files alone: reported or rejected"),
     Column("how", "reduction", "text",
-           "what becomes of tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added to "
+           "what happens to tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added to "
            "others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)"),
     Column("kept_accuracy", "kept accuracy", "fraction",
-           "mean accuracy over MACs / dense, from the lowest budget to 1 and in straight lines between budgets, "
+           "mean accuracy over MACs / dense from the lowest budget to 1, linearly interpolated between budgets, "
            "divided by dense's accuracy", True),
     Column("macs_at_2", "MACs at -2 points", "fraction",
-           "the MACs / dense down to which accuracy stays within 2 points of dense's, in straight lines between "
-           "budgets; not reached: the largest budget loses more; <=: the lowest budget loses less", True,
+           "smallest MACs / dense down to which accuracy stays within 2 points of dense's, linearly interpolated; "
+           "not reached: the largest budget loses more; <=: the lowest budget loses less", True,
            falling=False),
-    Column("speed_up", "speed-up", "times", "images/s over dense's of the same seed and machine, median"),
-    Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test"),
-    Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on"),
-    Column("class_folders", "class folders", "text", "how class folders were numbered", tables=False),
+    Column("speed_up", "speed-up", "times",
+           "images/s divided by dense's on the same seed and machine, median over seeds"),
+    Column("p_label", "p(label)", "fraction", "mean probability of the correct class in the test"),
+    Column("track", "track", "text", "scratch, frozen or tuned: how networks are trained with a strategy"),
+    Column("class_folders", "class folders", "text", "rule by which class folders were numbered", tables=False),
 )  # fmt: skip
 """The columns of boards, in order."""
 BY_KEY = {column.key: column for column in EVERY}
 BY_TASK = EVERY[:3]
-"""The first columns of a board with a row a task and model; others begin with the next."""
+"""The columns that only a board by task has, at its left."""
 SOMETIMES = ("sample_complexity_loss", *(column.key for column in EVERY[EVERY.index(BY_KEY["checks"]):]))  # fmt: skip
-"""Keys of columns that a board has where some row says something."""
+"""Keys of columns that a board has only if a row has a value."""
 COLUMNS = tuple(column for column in EVERY[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""
 
@@ -153,42 +157,42 @@ def column_of(kind: MetricKind) -> Column:
 
 
 def accuracy_at(budget: float) -> Column:
-    """Return the column of the accuracy at a budget of a board over several."""
-    meaning = f"accuracy in % at a budget; in ( ) the realised MACs / dense if they miss it by over {TOLERANCE:.0%}"
+    """Return the column of the accuracy at one budget, for a board over several budgets."""
+    meaning = f"accuracy in % at a budget; in ( ) realised MACs / dense that miss the budget by over {TOLERANCE:.0%}"
     return Column(f"accuracy_at_{budget:g}", "@" + f"{budget:g}".removeprefix("0"), "spent", meaning)
 
 
 def keys_of(columns: Sequence[Column]) -> list[str]:
-    """Return the keys that columns have in a row, in order."""
+    """Return the keys of columns in a row, in order."""
     return [key for column in columns for key in column.keys]
 
 
 def side(column: Column) -> str:
-    """Return on which side of its column a value stands: words on the left, numbers and ranks on the right."""
+    """Return the alignment of a column: left for text, right for numbers and ranks."""
     return "left" if column.shown == "text" and column.key != "rank" else "right"
 
 
 def interval_row(key: str, interval: Interval | None) -> Row:
-    """Return an interval as three columns, None for what is not known, without minus zero."""
+    """Return an interval as three columns, with None for unknown values and without minus zero."""
     value, low, high = interval or (None, None, None)
     values = {key: value, f"{key}_low": low, f"{key}_high": high}
     return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in values.items()}
 
 
 def rank_ends(rank: Any) -> tuple[float, float]:
-    """Return the ends of ranks as `Pairs.ranks` has them; NaN of what is not ranked."""
+    """Return first and last rank of a range as `Pairs.ranks` writes it; NaN if not ranked."""
     first, _, last = str(rank).partition("-")
     return (float(first), float(last or first)) if first.isdigit() else (math.nan, math.nan)
 
 
 def points(share: float) -> str:
-    """Return a difference of shares in points, with its sign."""
+    """Return a difference of fractions in points, with its sign."""
     text = f"{100 * share:+.1f}"
     return text if float(text) else "0.0"
 
 
 def file_value(row: Row, key: str) -> Any:
-    """Return what files hold of a row's value: words for infinity, which JSON has not, and for bounds."""
+    """Return a row's value for files: text in place of infinity, which JSON does not have, and of bounds."""
     value = row.get(key)
     if row.get(f"{key}_at_most"):
         return f"<= {value:.3f}"
@@ -196,7 +200,7 @@ def file_value(row: Row, key: str) -> Any:
 
 
 def text_of(row: Row, column: Column) -> str:
-    """Return how people see a row's value of a column, its interval behind it; "-" where there is none."""
+    """Return the text of a row's value, followed by its interval if any; "-" if there is no value."""
     value, *interval = (_number(file_value(row, key), column.shown) for key in column.keys)
     if column.shown == "spent" and row.get(f"{column.key}_spent") is not None:
         return f"{value} ({row[f'{column.key}_spent']:.2f})"
@@ -216,7 +220,7 @@ def _number(value: Any, kind: Shown) -> str:
 
 
 def _three_digits(x: float) -> str:
-    """Return a number with three significant digits, or with all before its point."""
+    """Return a number with three significant digits, but at least all digits before the point."""
     return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else f"{x:g}"
 
 
@@ -233,11 +237,11 @@ FORMS: dict[Shown, str | Callable[[float], str]] = {
     "giga": lambda x: _three_digits(x / 1e9),
     "mega": lambda x: _three_digits(x / 1e6),
 }
-"""How numbers are shown; others with three digits behind the point."""
+"""Number formats; the default has three digits after the point."""
 
 
 FLAGS = ("trained", "pareto", "pareto_speed")
-"""Columns that are "yes" or "no" in files."""
+"""Columns with "yes" or "no" in files."""
 
 
 def dicts(rows: pd.DataFrame) -> list[Row]:
@@ -246,11 +250,11 @@ def dicts(rows: pd.DataFrame) -> list[Row]:
 
 
 def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
-    """Return the rows of a board as users have them; `attrs` says what each column is, with its unit.
+    """Return the rows of a board for users; `attrs` has the meaning of each column, with its unit.
 
-    Flags are booleans. What is not reached is infinity.
-    `rank_low` and `rank_high` are the ends of a rank; each parameter of a strategy that is not its default is a column
-    `strategy.NAME`, what was asked for of a budget is `budget.macs` or `budget.keep_rate`.
+    Flags are booleans. "not reached" is infinity. `rank_low` and `rank_high` are the first and last rank. Each
+    parameter of a strategy that differs from its default is a column `strategy.NAME`. The amount of a budget is
+    `budget.macs` or `budget.keep_rate`.
     """
     import pandas as pd
 
@@ -259,14 +263,13 @@ def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
     for key in (column.key for column in columns if column.interval):
         attrs |= {f"{key}_{end}": f"{end} end of the 95 % interval of {key}" for end in ("low", "high")}
     for name in FLAGS:
-        if name in table:
-            table[name] = table[name].map({"yes": True, "no": False}).astype("boolean")
+        table[name] = table[name].map({"yes": True, "no": False}).astype("boolean")
     for column in (column for column in columns if column.shown != "text"):
         for key in column.keys:
             table[key] = pd.to_numeric(table[key])
         if f"{column.key}_at_most" in rows:
             table[f"{column.key}_at_most"] = rows[f"{column.key}_at_most"].eq(True).to_numpy()
-            attrs[f"{column.key}_at_most"] = f"whether {column.key} may be less: no lower one was tried"
+            attrs[f"{column.key}_at_most"] = f"whether {column.key} may be smaller: no lower budget was tried"
     _add_parts(table, attrs)
     table.attrs = attrs
     return table
@@ -278,16 +281,15 @@ def _add_parts(table: pd.DataFrame, attrs: dict[str, str]) -> None:
 
     from sparsebench.strategy import budget, spec
 
-    if "rank" in table:
-        ends = pd.DataFrame(map(rank_ends, table["rank"]), table.index, ["rank_low", "rank_high"], dtype=float)
-        table[list(ends)] = ends
-        attrs |= {"rank_low": "first rank that it may have", "rank_high": "last rank that it may have"}
-    params = [spec.parts_of(str(label))[1] for label in table.get("strategy", ())]
-    amounts = [budget.parts_of(str(label)) for label in table.get("budget", ())]
+    ends = pd.DataFrame(map(rank_ends, table["rank"]), table.index, ["rank_low", "rank_high"], dtype=float)
+    table[list(ends)] = ends
+    attrs |= {"rank_low": "best possible rank", "rank_high": "worst possible rank"}
+    params = [spec.parts_of(str(label))[1] for label in table["strategy"]]
+    amounts = [budget.parts_of(str(label)) for label in table["budget"]]
     amounts_asked = [
         {name: float(x) for name, x in amount.items() if name in ("macs", "keep_rate")} for amount in amounts
     ]
     for owner, parts in (("strategy", params), ("budget", amounts_asked)):
         for name in sorted({name for part in parts for name in part}):
             table[f"{owner}.{name}"] = [part.get(name) for part in parts]
-            attrs[f"{owner}.{name}"] = f"{name} of the {owner}; missing where it is the default, or not asked for"
+            attrs[f"{owner}.{name}"] = f"{name} of the {owner}; missing if it is the default or was not given"

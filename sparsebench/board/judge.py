@@ -1,4 +1,4 @@
-"""From records to a leaderboard: a row a strategy and budget, ranked, and a row a strategy over its budgets."""
+"""From records to a leaderboard: ranked rows for each strategy and budget, and for each strategy over its budgets."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ from sparsebench.tasks.sources.labels import numbering
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 
 RANDOM = "random_inside"
-"""The strategy that every other is marked against at its own budget, as it is against dense."""
+"""The baseline that each row is compared with at its own budget, besides dense."""
 HALF = 0.5
 NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
-"""What values say nothing, besides missing ones: a column that is in no table always is left out where it has no
-others."""
+"""Values that are as uninformative as missing ones: an optional column is left out if it has no others."""
 
 
 class Curves(NamedTuple):
     """The strategies of one setting over their budgets.
 
     Attributes:
-        budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
-        rows: one a strategy, dense first; keys as in `views.columns_of`, and all of the strategy's row at `middle`.
-        pairs: the comparisons of the ranked ones by their areas.
+        budgets: requested shares of dense MACs, falling.
+        middle: the budget that is nearest to one half.
+        rows: one row for each strategy, dense first. Besides the values over all budgets, a row has those of the
+            strategy at `middle`.
+        pairs: comparisons of the ranked strategies by the areas under their curves.
     """
 
     budgets: tuple[float, ...]
@@ -62,14 +63,16 @@ class Curves(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """What the rows of one setting come to.
+    """The ranked rows of one setting.
 
     Attributes:
-        parts: by part of a board's columns the setting that they are of; of accuracy, cost and ranks "accuracy".
-        rows: those that are ranked, and `pairs` how they compare pair by pair.
-        every: all of them in order, oracles last. Besides columns of the board they have `macs`, what was `asked` for
-            as a share of dense MACs, and the `line`: the name of the curve of which a row is a point, if it is.
-        curves: the strategies over their budgets, where they have several.
+        parts: the setting that each part of the columns is taken from, see `Column.part`. Part "accuracy" also covers
+            cost and ranks.
+        rows: the ranked rows.
+        pairs: pairwise comparisons of the ranked rows.
+        every: all rows in order, oracles last. Besides the board's columns they have `macs`; `asked`, the requested
+            share of dense MACs; and `line`, the name of the curve that has the row as a point, if any.
+        curves: the strategies over their budgets, if they have several.
     """
 
     parts: Mapping[str, Setting]
@@ -80,22 +83,23 @@ class Ranking(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        """What is ranked."""
+        """The setting of the ranking."""
         return self.parts["accuracy"]
 
     @property
     def task(self) -> str:
-        """The setting's."""
+        """The name of the setting's task."""
         return self.setting.task
 
 
 class Leaderboard(NamedTuple):
-    """A leaderboard's rows, ranked ones first and oracles last, and what their ranks come from.
+    """The rows of a leaderboard, ranked rows first and oracles last, with their rankings.
 
     Attributes:
-        rankings: of the main task of a board over all tasks, or of each task and model where it is `by_task`.
-        columns: of the rows; in a board over all tasks with the task that each was taken from.
-        settings: of the records, whether they are on the board or not.
+        rankings: one ranking, of the main task; or one for each task and model if `by_task`.
+        columns: columns of the rows. In a board over all tasks they name the task that they were taken from.
+        by_task: whether tasks and models have separate rows.
+        settings: all settings of the records, also those that are not on the board.
     """
 
     rankings: Sequence[Ranking] = ()
@@ -111,7 +115,7 @@ class Leaderboard(NamedTuple):
 
     @property
     def parts(self) -> Mapping[str, Setting]:
-        """In a board over all tasks, by part of its columns, the setting that they are of."""
+        """The setting of each part of the columns; empty for a board by task."""
         return {} if self.by_task or not self.rankings else self.rankings[0].parts
 
     @property
@@ -120,21 +124,22 @@ class Leaderboard(NamedTuple):
         return next((ranking for ranking in self.rankings if ranking.curves is not None), None)
 
 
-@threadpool_limits.wrap(limits=1, user_api="blas")  # its matrices are small: threads wait longer than they compute
+@threadpool_limits.wrap(limits=1, user_api="blas")  # the matrices are small: several threads are slower
 def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 
-    A board over all tasks has of each task the setting with the most records, never the latest: the same cells must
-    give the same board. First is the main task of a suite, else one without trials, with the most records. Of a part of
-    the columns the first setting counts that has it. Columns say which task they are of.
+    A board over all tasks uses one setting of each task: the setting with the most records, and not the latest, as the
+    same cells must give the same board. These settings are ordered: main tasks of suites first, then tasks without
+    trials, then by falling number of records. Each part of the columns is taken from the first setting that has it, and
+    its columns name that task.
 
     Args:
-        records: flat records, a mapping or a row each; only those that are ok count.
-        by: None for one row a strategy and budget over all tasks, "task" for one row a task and model as well.
-        judged: another leaderboard of these records: what both have in common is not computed again.
+        records: flat records; only records with status ok have rows.
+        by: None for rows over all tasks, "task" for separate rows for each task and model.
+        judged: another leaderboard of the same records; rankings that both have are not computed again.
 
     Raises:
-        UserError: `by` is another word.
+        UserError: `by` has another value.
     """
     if by not in (None, "task"):
         raise UserError("--by", got=f"'{by}'", allowed="task")
@@ -179,7 +184,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
 
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataFrame:
-    """Return one row a strategy and budget: accuracy and cost from the main part, the other columns from theirs."""
+    """Return a row for each strategy and budget; each part of the columns is computed from its own setting."""
     main, tested = parts["accuracy"], parts["accuracy"].tested
     measured = [setting.records if part == "sample complexity" else setting.tested for part, setting in parts.items()]
     every = pd.concat([part[["entry", "trained", CHECKS, "badge"]] for part in measured])
@@ -202,9 +207,9 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
     devices = tested[tested["images_per_s"].notna()].groupby("entry")["device"]
     rows["device"] = devices.agg(lambda names: ", ".join(sorted(set(names)))) if len(devices) else None
     rows["n_seeds"] = pd.concat(seeds, axis=1).min(axis=1).astype(int)
-    for name, otherwise in (("trained", ""), (CHECKS, SEVERAL), ("badge", "")):  # of several versions
-        words = every[name].astype(str).groupby(every["entry"])
-        rows[name] = words.first().where(words.nunique() == 1, otherwise)
+    for name, otherwise in (("trained", ""), (CHECKS, SEVERAL), ("badge", "")):  # if versions differ
+        values = every[name].astype(str).groupby(every["entry"])
+        rows[name] = values.first().where(values.nunique() == 1, otherwise)
     rows["rank"] = NOT_RANKED
     rows["track"], rows["class_folders"] = main.track, numbering(main.params[0])
     rows["task"], rows["model"], rows["n_train"] = main.task, main.model, main.largest
@@ -212,7 +217,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
 
 
 def _trials(setting: Setting) -> pd.DataFrame:
-    """Return the columns of sample complexity of entries, and as n_seeds how many repetitions are complete."""
+    """Return the columns of sample complexity for each entry, with the number of complete repetitions as n_seeds."""
     records = setting.records[["entry", "repetition", "n_train", "success", "success_loss"]]
     groups = {entry: part for entry, part in records.groupby("entry") if part["success"].notna().any()}
     trials = {entry: _successes(part, "success") for entry, part in groups.items()}
@@ -235,7 +240,7 @@ def _successes(records: pd.DataFrame, metric: str) -> Successes:
 
 
 def _gaps(setting: Setting) -> pd.DataFrame:
-    """Return the gaps' columns of entries; those of aligned and conflicting groups where the task has them."""
+    """Return the columns of gaps for each entry; `aligned_gap` only if the task has groups on backgrounds."""
     tested = setting.tested
     values = tested.groupby(["entry", SEED])["spurious_gap"].mean().unstack().dropna(how="all")
     dense = dense_of(tested)["entry"].min()
@@ -262,10 +267,10 @@ def _gaps(setting: Setting) -> pd.DataFrame:
 
 
 def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Collection[tuple[str, str]]) -> Ranking:
-    """Return the rows in order, with ranks, differences to dense, Pareto fronts and what curves over budgets say.
+    """Return the rows in order, with ranks, differences to baselines, Pareto fronts and values over budgets.
 
-    Oracles know the answer and are not ranked, nor is a strategy that lacks cells, or of which some failed: what is
-    left of it is no fair sample. Nor has it a say in how much others vary.
+    Oracles are not ranked. Strategies with missing or failed cells are not ranked either, as their remaining cells are
+    a biased sample. Strategies that lack cells do not contribute to the pooled variance.
     """
     rows, main = _rows(parts, kinds), parts["accuracy"]
     missing = main.missing
@@ -273,19 +278,20 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     pairs_of_names = rows[["strategy", "budget"]].itertuples(index=False, name=None)
     lost |= pd.Series([pair in lossy for pair in pairs_of_names], rows.index)
     unranked = rows.index[lost | rows.index.isin(missing.apart) | missing.dense]
-    able = rows[rows["accuracy"].notna()]
-    contenders = [main.contenders[entry][0] for entry in able.index]
-    all_pairs = paired.compare(contenders, np.flatnonzero(able.index.isin(missing.apart)).tolist())
-    judged = ~able.index.isin(unranked)
-    places = np.flatnonzero(judged & (able["kind"] != "oracle"))
-    rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
-    dense = np.flatnonzero(able["strategy"] == DENSE).tolist()
-    others = {place: dense[0] for place in range(len(able))} if dense else {}
-    _compare(rows, able, all_pairs, judged, DENSE, "accuracy_delta", others)
-    _compare(rows, able, all_pairs, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
-    ranked, pairs = able.index[places], all_pairs.among(places.tolist())
+    measured = rows[rows["accuracy"].notna()]
+    contenders = [main.contenders[entry][0] for entry in measured.index]
+    all_pairs = paired.compare(contenders, np.flatnonzero(measured.index.isin(missing.apart)).tolist())
+    judged = ~measured.index.isin(unranked)
+    places = np.flatnonzero(judged & (measured["kind"] != "oracle"))
+    rows.loc[measured.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
+    dense = np.flatnonzero(measured["strategy"] == DENSE).tolist()
+    references = {place: dense[0] for place in range(len(measured))} if dense else {}
+    _compare(rows, measured.index, all_pairs, judged, DENSE, "accuracy_delta", references)
+    _compare(rows, measured.index, all_pairs, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(measured))
+    ranked, pairs = measured.index[places], all_pairs.among(places.tolist())
     rows.loc[ranked, "rank"] = pairs.ranks()
-    # On a front is what none that costs no more is significantly better than: MACs, and seconds on one machine.
+    # A row is on a Pareto front if no row that costs no more is significantly better. Costs are MACs, or the speed on
+    # one machine.
     machines: dict[int, set[object]] = defaultdict(set)
     for entry, *machine in main.tested[["entry", "device", "environment"]].drop_duplicates().itertuples(index=False):
         machines[entry].add(tuple(machine))
@@ -305,9 +311,9 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
 
 
 def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
-    """Return by the place of a row that of random tokens inside the network at its budget, if there are.
+    """Return for the position of each row the position of its `random_inside` row at the same budget, if any.
 
-    In the same blocks, if there are, or else in others: the budget is how much is left.
+    A `random_inside` row with the same blocks is preferred to one with other blocks and the same amount.
     """
     budgets, places = rows["budget"].tolist(), dict[str, int]()
     for i in reversed(np.flatnonzero(rows["strategy"] == RANDOM).tolist()):
@@ -317,44 +323,48 @@ def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
 
 
 def _compare(
-    rows: pd.DataFrame, able: pd.DataFrame, pairs: Pairs, judged: np.ndarray, name: str, delta: str,
-    others: Mapping[int, int],
+    rows: pd.DataFrame, measured: pd.Index, pairs: Pairs, judged: np.ndarray, name: str, delta: str,
+    references: Mapping[int, int],
 ) -> None:  # fmt: skip
-    """Add the differences of rows to others, by their places, with intervals and marks; all judged together."""
-    i, j = list(others), list(others.values())
+    """Add differences to reference rows, with intervals and marks that are corrected for all of these comparisons.
+
+    `references` has the position of the reference by the position of the row, both in `measured`, the index of the rows
+    that `pairs` compares. Rows that are not `judged` have no mark.
+    """
+    i, j = list(references), list(references.values())
     mean, half = pairs.mean[i, j], pairs.half[i, j]
     ends = np.stack([mean, mean - half, mean + half], axis=1) + 0.0  # no minus zero
-    rows.loc[able.index[i], [delta, f"{delta}_low", f"{delta}_high"]] = ends
-    marked = {i: j for i, j in others.items() if i != j and judged[i] and judged[j]}
-    rows[f"versus_{name}"] = pd.Series({able.index[i]: word for i, word in marks(pairs, marked).items()}, dtype=object)
+    rows.loc[measured[i], [delta, f"{delta}_low", f"{delta}_high"]] = ends
+    marked = {i: j for i, j in references.items() if i != j and judged[i] and judged[j]}
+    rows[f"versus_{name}"] = pd.Series({measured[i]: mark for i, mark in marks(pairs, marked).items()}, dtype=object)
 
 
 def points_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return by curve the rows that spend less than dense does, in the order of what they spend."""
+    """Return for each curve the rows with fewer MACs than dense, by rising MACs."""
     below = rows[rows["macs_ratio"] < 1].sort_values(["macs_ratio", "asked"])
     return {str(name): points for name, points in below.groupby("line")}
 
 
 def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tuple[pd.DataFrame, Curves | None]:
-    """Return rows with the columns that their curves have, and those curves, a row a strategy.
+    """Return the rows with the columns of their curves, and the curves.
 
-    None where no strategy has two budgets that are shares of dense MACs, or dense was not measured.
+    Curves are None if no strategy has two budgets in shares of dense MACs, or if dense was not measured.
 
     Args:
-        main: what the rows are of.
-        rows: those of a board with a row a strategy and budget, in order.
-        unranked: those that are not ranked, as they lack cells or some failed.
+        main: the setting of the rows.
+        rows: a row for each strategy and budget, in order.
+        unranked: entries that are not ranked because of missing or failed cells.
     """
-    able = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
-    dense = able.index[able["strategy"] == DENSE][:1]
-    if dense.empty or not able.dropna(subset="line").duplicated("line").any():
+    measured = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
+    dense = measured.index[measured["strategy"] == DENSE][:1]
+    if dense.empty or not measured.dropna(subset="line").duplicated("line").any():
         return rows.assign(line=None), None
-    # Curves are called by their strategies, and by what else their budgets say where some are of one strategy.
-    labels = sorted(set(able["line"].dropna()))
+    # A curve has the name of its strategy. If a strategy has several, their names include the rest of the budget.
+    labels = sorted(set(measured["line"].dropna()))
     alike = Counter(line[:2] for line in labels)
     names_of_lines = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in labels}
     disposals = main.tested["how"].astype(str).groupby(main.tested["entry"])
-    rows = rows.assign(line=able["line"].map(names_of_lines.get).astype(object), **{
+    rows = rows.assign(line=measured["line"].map(names_of_lines.get).astype(object), **{
         "how": disposals.first().where(disposals.nunique() == 1, ""),
         "speed_up": speed_ups(main.tested),
         "p_label": over_seeds(main.tested, {"p_label": "mean"})["p_label"],
@@ -368,19 +378,11 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     rows = rows.drop(columns=[name for name in of_lines if name in rows]).join(of_lines, on="line")
     points = rows.dropna(subset="line")
 
-    # A row a strategy: what is measured at the middle budget, what is of its curve, and its accuracy at each budget.
+    # One row for each strategy: its values at the middle budget, values of its curve, and its accuracy at each budget.
     first = points.drop_duplicates("line").set_index("line")
     table = points[(points["asked"] == middle) | (points["line"] == DENSE)].set_index("line").reindex(first.index)
-    of_strategy = (
-        "kind",
-        "how",
-        *BY_KEY["kept_accuracy"].keys,
-        *BY_KEY["macs_at_2"].keys,
-        CHECKS,
-        "badge",
-        "macs_at_2_at_most",
-    )
-    shared = [key for key in of_strategy if key in first]
+    of_strategy = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
+    shared = [key for key in (*columns.keys_of(of_strategy), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
     for budget in budgets:
         rows_at, key = points[points["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
@@ -400,12 +402,14 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
 
 
 def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str, Contender], pd.DataFrame]:
-    """Return what curves are ranked by, and their kept accuracy and least MACs, of those that reach the lowest budget.
+    """Return mean accuracies, by which curves are ranked, and kept accuracy and MACs at -2 points.
+
+    Only curves with a point at the lowest budget have them.
 
     Args:
-        main: what the rows are of.
-        rows: the points of all curves, dense's too.
-        lowest: budget from which on curves are compared.
+        main: the setting of the rows.
+        rows: the points of all curves, and of dense.
+        lowest: budget from which curves are compared.
     """
     dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
     heights, by_name = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}

@@ -1,6 +1,6 @@
 """The pictures of a board: accuracy over MACs, and values with their intervals as dots.
 
-Names are drawn as they are: no formula, no line break.
+Names are drawn as plain text, without formulas and line breaks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
 
 ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
-"""What pictures show."""
+"""The quantities that pictures show."""
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
@@ -34,24 +34,24 @@ DOTS = {
           "it does not.", "gap of dense minus gap of the strategy, points"),
     SAMPLES: ("Training samples until half of the trials succeed (N50); fewer are better.", "training samples"),
 }  # fmt: skip
-"""What pictures of dots are of, and what their axis says."""
+"""Title and axis label of pictures of dots."""
 REFERENCES = {
     "oracle": "oracle: knows the relevant tokens",
     "random_inside": "random_inside: random tokens in the network",
     "random": "random: random tokens at the input",
 }
-"""Strategies that others are held against, and what the notes say of them."""
+"""Strategies that others are compared with, and their explanation in the notes."""
 LOOKS = {
     "oracle": style.Series(style.BLACK, (0, (5, 1.5, 1, 1.5)), ""),
     "random_inside": style.Series(style.DARK, (0, (1, 1)), ""),
     "random": style.Series(style.DARK, (0, (1, 2.2)), ""),
 }
 NAMED = 6
-"""Strategies that are named unless they are chosen."""
+"""Number of strategies that are named unless the user chooses them."""
 MOST_NAMED = 24
-"""Strategies that colours and dashes tell apart."""
+"""Number of strategies that colours and dashes can distinguish."""
 BELOW = 4
-"""Random tokens at the input are beyond the axis where they lose more than so many times what all others do."""
+"""The axis leaves out `random` if it loses more than this many times the largest loss of the other named strategies."""
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
 TICKS = (0, *(sign * tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) for sign in (1, -1)))
@@ -60,11 +60,11 @@ KINDS = {
     "baseline": ("baseline", style.DARK, "s"),
     "oracle": ("oracle (knows the relevant tokens)", style.COLOURS[3], "^"),
 }
-"""Kinds of strategies in words, with colour and marker of their dots."""
+"""For each kind of strategy its text in the legend, and colour and marker of its dots."""
 
 
 class _Line(NamedTuple):
-    """A strategy below the dense MACs: x shares of MACs, y points against dense, low and high its interval."""
+    """A strategy's curve below the dense MACs: x in shares of dense MACs, y, low and high in points against dense."""
 
     name: str
     x: np.ndarray
@@ -75,7 +75,7 @@ class _Line(NamedTuple):
 
 
 def quantities(board: Board) -> list[str]:
-    """Return which pictures there are of a board, of WHAT; of one without any result there is that of accuracy."""
+    """Return the quantities of WHAT that a board has; accuracy for a board without results."""
     rows = board.judged.rows.dropna(axis="columns", how="all")
     return [quantity for quantity in WHAT if COLUMN[quantity] in rows] or [ACCURACY]
 
@@ -86,14 +86,15 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     Args:
         board: the board.
         quantity: one of WHAT.
-        strategies: which are named in curves, or drawn beside dense; none means all, and the best are named.
+        strategies: strategies that curves name, or that are drawn as dots beside dense. If empty, the best are named,
+            or all dots are drawn.
         width: one of `style.COLUMNS`.
 
     Raises:
-        UserError: it was not measured, or a strategy is not in the picture.
+        UserError: the quantity was not measured, or a strategy is not in the picture.
     """
     if quantity not in quantities(board):
-        raise UserError("nothing of this was measured", got=quantity, allowed=quantities(board))
+        raise UserError("the board has no results of this quantity", got=quantity, allowed=quantities(board))
     ranking, column = board.judged.over_budgets, BY_KEY[COLUMN[quantity]]
     setting, rows = board.judged.parts.get(column.part), board.judged.rows
     words = "" if setting is None else about(setting)
@@ -101,12 +102,12 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
         if quantity == ACCURACY and any(len(line.x) > 1 for line in _lines(ranking.every, ranking.curves).values()):
             return curves(ranking.every, ranking.curves, words, strategies, width)
         rows = rows[~rows["asked"].isin(set(ranking.curves.budgets) - {ranking.curves.middle})]
-    # A row a strategy, at the budget nearest one half; else one a budget too.
+    # One row for each strategy, at the budget nearest to one half; without curves, one for each strategy and budget.
     values = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *column.keys])
     values.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
     values = values[values["value"].notna()]
-    alone = ~values["strategy"].duplicated(keep=False) | (values["strategy"] == DENSE)
-    values["label"] = values["strategy"].where(alone, values["strategy"] + ", " + values["budget"].astype(str))
+    unique = ~values["strategy"].duplicated(keep=False) | (values["strategy"] == DENSE)
+    values["label"] = values["strategy"].where(unique, values["strategy"] + ", " + values["budget"].astype(str))
     values = values.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
     if quantity != SAMPLES:
         values[["value", "low", "high"]] *= 100
@@ -119,21 +120,21 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
 
 
 def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
-    """Return the picture of accuracy against dense over the MACs that were spent, dense at the left.
+    """Return the picture of the difference of accuracy to dense over realised MACs, with dense at the left.
 
-    Named are the strategies that are chosen, or else the most accurate at each budget and those of the best ranks;
-    oracle and random tokens are references, and all others are thin and grey. Strategies that cost more than dense are
-    left out.
+    It names the chosen strategies, or by default the most accurate at each budget and those of the best ranks. Oracle
+    and random tokens are references. All other lines are thin and grey. Strategies that cost more than dense are left
+    out.
 
     Args:
-        rows: a row a strategy and budget, see `Ranking.every`.
+        rows: a row for each strategy and budget, see `Ranking.every`.
         over: the curves.
-        title: what data, networks and track are.
-        strategies: which are named.
+        title: description of data, networks and track.
+        strategies: the strategies to name.
         width: "one" or "two" columns of a paper.
 
     Raises:
-        UserError: a strategy that is chosen is not on the board, costs more than dense, or they are too many.
+        UserError: a chosen strategy is not on the board or costs as much as dense, or there are too many.
     """
     lines = _lines(rows, over)
     chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over)
@@ -171,21 +172,22 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
 
 
 def main_strategies(rows: pd.DataFrame, over: Curves) -> list[str]:
-    """Return the strategies that `curves` names unless they are chosen, in the board's order.
+    """Return the strategies that `curves` names by default, in the board's order.
 
-    The most accurate at each budget, then those of best rank; not what is worse than random tokens in the network.
+    They are the most accurate at each budget, then those of best rank. Strategies that are significantly worse than
+    `random_inside` are left out.
     """
     lines = _lines(rows, over)
-    fair = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
-    ranked = {name for name in fair if not math.isnan(lines[name].rank[0])} or fair
+    deployable = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
+    ranked = {name for name in deployable if not math.isnan(lines[name].rank[0])} or deployable
     accuracy = rows["accuracy"].where(rows["macs_ratio"] <= (1 + TOLERANCE) * rows["asked"])
-    able = rows.assign(accuracy=accuracy).pivot(index="line", columns="asked", values="accuracy")
-    able = able.reindex([name for name in lines if name in ranked])
-    most_accurate = able[sorted(over.budgets)].dropna(axis="columns", how="all").idxmax().tolist()
+    accuracies = rows.assign(accuracy=accuracy).pivot(index="line", columns="asked", values="accuracy")
+    accuracies = accuracies.reindex([name for name in lines if name in ranked])
+    most_accurate = accuracies[sorted(over.budgets)].dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
     best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
-    beaten = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
-    return [name for name in lines if name in best and not lines[name].rank[0] > beaten]
+    limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
+    return [name for name in lines if name in best and not lines[name].rank[0] > limit]
 
 
 def dots(
@@ -196,19 +198,19 @@ def dots(
     width: str = "two",
     samples: bool = False,
 ) -> Figure:
-    """Return the picture of one quantity: a dot a strategy with its 95 % interval, the best on top, dense as a line.
+    """Return the picture of one quantity: a dot and its 95 % interval for each row, best on top, dense as a line.
 
     Args:
-        values: a row a strategy, with columns strategy, label, kind, macs_ratio, value, low, high; infinite values were
-            not reached; rows without a value, and of more MACs than dense, are left out.
-        title: what is shown.
-        unit: what the axis says.
-        strategies: which are drawn beside dense; none means all.
+        values: rows with columns strategy, label, kind, macs_ratio, value, low, high. An infinite value was not
+            reached. Rows without a value or with more MACs than dense are left out.
+        title: title of the picture.
+        unit: label of the axis.
+        strategies: the strategies to draw beside dense; all if empty.
         width: "one" or "two" columns of a paper.
         samples: whether values are numbers of training samples: fewer are better, and the axis is logarithmic.
 
     Raises:
-        UserError: a strategy that is chosen has no value.
+        UserError: a chosen strategy has no value.
     """
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -268,7 +270,7 @@ def _sheet(width: str) -> Iterator[None]:
 def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]:
     """Return a figure with axes of about `high` inches, a title above them at the left, and notes below."""
     figure = style.new(style.COLUMNS[width], high, layout="constrained")
-    room = 0.75  # of ticks, labels and a legend
+    room = 0.75  # for ticks, labels and a legend
     for words, color, write in ((title, style.BLACK, figure.suptitle), (notes, style.DARK, figure.supxlabel)):
         if words:
             text = write(plain(words, None).strip(), x=0.01, ha="left", color=color)
@@ -279,7 +281,7 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
 
 
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
-    """Return the strategies that spend less than dense, in the order of the board."""
+    """Return the curves of the strategies that cost less than dense, in the board's order."""
     lines, curves = {}, points_of(rows.dropna(subset="accuracy_delta"))
     for name, rank in over.rows["rank"].items():
         if name in curves:
@@ -297,7 +299,7 @@ def _check(strategies: Sequence[str], available: Collection[str]) -> None:
 
 
 def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line]) -> list[str]:
-    """Return the chosen strategies, once each."""
+    """Return the chosen strategies without dense and duplicates; raise UserError if one cannot be drawn."""
     _check(strategies, over.rows.index)
     if costly := [name for name in strategies if name not in lines and name != DENSE]:
         raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=costly[0])
@@ -308,7 +310,7 @@ def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line])
 
 
 def _bottom(lines: Sequence[_Line]) -> float:
-    """Return the lowest points on the axis of losses."""
+    """Return the lower end of the vertical axis, in points."""
     lowest = {line.name: float(min(line.low.min(), -0.5)) for line in lines}
     random = lowest.pop("random", 0.0)
     others = min(lowest.values(), default=random)
@@ -316,7 +318,7 @@ def _bottom(lines: Sequence[_Line]) -> float:
 
 
 def _fit(axis: Axes, bottom: float, top: float) -> None:
-    """Let the axis of losses span these points, with ticks that keep a distance."""
+    """Set the limits of the vertical axis, in points, with ticks that do not overlap."""
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))
     low, high = place(bottom) - room, place(top) + room
@@ -332,7 +334,7 @@ def _fit(axis: Axes, bottom: float, top: float) -> None:
 def _label(
     figure: Figure, axis: Axes, lines: Sequence[_Line], looks: Sequence[style.Series], bottom: float, letters: int
 ) -> None:
-    """Put a name at the end of each line, moved up or down so that none lies on another, and join both."""
+    """Put a name at the end of each line, moved up or down so that names do not overlap, and connect both."""
     labels: list[Annotation] = []
     for line in lines:
         beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
@@ -345,7 +347,7 @@ def _label(
     ends = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
     heights = np.clip(ends[:, 1], box.y0, box.y1)
     order = np.argsort(-heights, kind="stable")
-    # Falling places that are so far apart: halfway between moving names only down and moving them only up.
+    # Positions from top to bottom with at least this distance: the mean of moving names only down and only up.
     steps = distance * np.arange(len(heights))
     falling = heights[order] + steps
     placed = (np.minimum.accumulate(falling) + np.maximum.accumulate(falling[::-1])[::-1]) / 2 - steps

@@ -1,10 +1,10 @@
-"""What is written of boards: files beside their records, one of them a page, and the documents that show them.
+"""The files of boards: tables, pictures and the HTML page beside the records, and the documents that show boards.
 
-The page is one HTML file: no network, no library, and a policy that forbids what it does not need.
+The page is one HTML file without network access and libraries, with a restrictive content security policy.
 
 Between `<!-- NAME board -->` and `<!-- end of NAME board -->` a page of docs/ has NAME/leaderboard.md, and README.md
-what the board tells first; between `<!-- NAME verdicts -->` and its end NAME/verdicts.md. docs/results/NAME/FILE is a
-copy of NAME/FILE.
+the board's first table. Between `<!-- NAME verdicts -->` and its end a page has NAME/verdicts.md.
+docs/results/NAME/FILE is a copy of NAME/FILE.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from sparsebench.files import content_or_none, write_whole
 from sparsebench.stats import style
 
 REDUCED, ALIKE = 8, 0.95
-"""Pictures are made so many times smaller to be compared; they show the same from this correlation of greys on."""
+"""Pictures are compared after reduction by this factor, and are alike from this correlation of grey values."""
 NAME = "leaderboard.csv"
 KEPT = (".md", ".csv", ".png")
-"""Endings of what lies beside the records of a published board; page and JSON are made of the records when wanted."""
+"""Endings of the files that a published board keeps beside its records. The page and JSON are made when needed."""
 README = "README.md"
 MARKED = re.compile(rb"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)
 SCRIPTS = ("assets/chart.js", "assets/table.js", "assets/main.js")
-"""In the order in which they run; each sees what those before it declare."""
+"""In order of execution; each script uses declarations of the scripts before it."""
 STYLE = "assets/page.css"
 CAPTIONS = {
     "tokens": "Test pictures, and which of their patches each strategy keeps; removed patches are grey, patches that "
@@ -53,26 +53,25 @@ CAPTIONS = {
 FIRST = ("rank", "strategy", "budget", "how", "macs_ratio", "sample_complexity", "sample_complexity_ratio",
          "aligned_gap_reduction", "accuracy", "accuracy_delta", "random_inside_delta", "versus_random_inside",
          "speed_up", "checks", "badge")  # fmt: skip
-"""Columns that a table of the page begins with, before those of metrics that tasks declare; the others only a reader
-asks for."""
+"""The page's first columns. Metrics that tasks declare follow. Other columns are shown on request."""
 KNOWN = {column.key for column in EVERY}
 SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
-"""The first of them that was measured decides the order of a table of the page."""
+"""The first of these that was measured sorts a table of the page."""
 DIGITS, GIGA = 6, 1e9
 TEMPLATES = Environment(
     loader=PackageLoader("sparsebench.board", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
 )  # fmt: skip
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
-"""In JSON inside of HTML; json.dumps has no characters beyond ASCII."""
+"""Characters that JSON inside HTML escapes; json.dumps itself escapes characters beyond ASCII."""
 
 
 def publish(board: Board, out: Path) -> None:
-    """Write OUT/leaderboard.{md,csv,json,png,html}, and a picture each of the spurious gap and sample complexity."""
+    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of spurious gap and sample complexity, if measured."""
     write({out / name: content for name, content in files(board).items()})
 
 
 def files(board: Board) -> dict[str, bytes]:
-    """Return what is written of a board, by the files' names; a pure function of it."""
+    """Return the contents of a board's files by name; a pure function of the board."""
     content = views.report(board.judged, board.notes)
     texts = {f"leaderboard.{form}": render(content, form).encode() for form in ("md", "csv", "json")}
     first, *others = picture.quantities(board)
@@ -82,10 +81,10 @@ def files(board: Board) -> dict[str, bytes]:
 
 
 def boards(folder: Path) -> list[Path]:
-    """Return the folders of boards: the one given, or those below it.
+    """Return the folders of boards: the folder itself and those below it.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no board.
     """
     folders = sorted(path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir())
     if not folders:
@@ -97,13 +96,13 @@ def boards(folder: Path) -> list[Path]:
 
 
 def board_files(folder: Path) -> dict[Path, bytes]:
-    """Return what must lie beside the records of a board, by its paths."""
+    """Return the expected contents of a published board's files, by path."""
     content = files(gather(folder))
     return {folder / name: value for name, value in content.items() if name.endswith(KEPT)}
 
 
 def documents(folder: Path) -> dict[Path, bytes]:
-    """Return what the documents beside a folder of boards must hold, by their paths; parts of other folders stay."""
+    """Return the expected contents of the documents beside a folder of boards, by path. Parts of other folders stay."""
     root = folder.resolve().parent
     pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
     contents = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
@@ -114,7 +113,7 @@ def documents(folder: Path) -> dict[Path, bytes]:
 
 
 def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
-    """Return a document with each marked part as the folder has it."""
+    """Return a document with its marked parts replaced by the folder's texts."""
 
     def part(match: re.Match[bytes]) -> bytes:
         begin, name, kind, end = match.groups()
@@ -130,12 +129,12 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
 
 
 def differences(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Return the paths whose files do not hold what they must, or pictures that do not show it."""
+    """Return the paths of files with other contents, and of pictures that look different."""
     return [path for path, content in contents.items() if not _same(content_or_none(path), content)]
 
 
 def write(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write the files that do not hold what they must, and return their paths."""
+    """Write the files that have other contents, and return their paths."""
     changed = [path for path, content in contents.items() if content_or_none(path) != content]
     for path in changed:
         write_whole(path, contents[path])
@@ -143,12 +142,12 @@ def write(contents: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _same(content: bytes | None, expected: bytes) -> bool:
-    """Say whether a file holds what is made, or a picture shows it: another version of matplotlib draws other bytes."""
+    """Return whether contents are equal, or pictures look alike: versions of matplotlib write different bytes."""
     if content == expected or content is None:
         return content == expected
     try:
         pictures = [Image.open(BytesIO(data), formats=("PNG",)) for data in (expected, content)]
-        if pictures[0].size != pictures[1].size:  # known before anything is decoded
+        if pictures[0].size != pictures[1].size:  # known before decoding
             return False
         first, second = (np.asarray(picture.convert("L").reduce(REDUCED), np.float64).ravel() for picture in pictures)
     except (OSError, ValueError, SyntaxError):
@@ -157,22 +156,22 @@ def _same(content: bytes | None, expected: bytes) -> bool:
 
 
 def page(board: Board, docs: str = "") -> bytes:
-    """Return the page of a board as UTF-8; the same board gives the same bytes anywhere.
+    """Return the HTML page of a board as UTF-8; the same board gives the same bytes on each machine.
 
-    Every text of a board is shown as text, whatever is in it.
+    All texts of the board are escaped.
 
     Args:
         board: the board.
-        docs: where the site of the documentation lies, seen from the page; "" if the page links to none.
+        docs: address of the documentation's site, relative to the page; "" for no links.
     """
     package = resources.files(__package__)
     *scripts, sheet = (Markup(package.joinpath(name).read_text("utf-8")) for name in (*SCRIPTS, STYLE))
-    policy = "; ".join([  # nothing from outside, and inline only what is known by its hash
+    policy = "; ".join([  # nothing from outside; inline only code with these hashes
         "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(sheet)}",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
     ])  # fmt: skip
     data = json.dumps(data_of(board), separators=(",", ":")).translate(ESCAPED)
-    # What has several budgets begins, or else what the board is about.
+    # The page begins with the settings that have several budgets, or otherwise with the main setting.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(
         policy=policy, style=sheet, scripts=scripts, data=Markup(data), board=board, docs=docs,
@@ -180,7 +179,7 @@ def page(board: Board, docs: str = "") -> bytes:
         legend_of=legend_of, reduction=BY_KEY["how"].what,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
-    return content.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
+    return content.encode("utf-8", "replace")  # UTF-8 has no lone surrogates
 
 
 def _hash(text: str) -> str:
@@ -188,8 +187,8 @@ def _hash(text: str) -> str:
 
 
 def data_of(board: Board) -> dict[str, Any]:
-    """Return all that the scripts know of a board: of each task and model columns, and a row a strategy and budget."""
-    # Those with charts come first.
+    """Return the data for the page's scripts: columns and rows for each task and model."""
+    # Settings with charts come first.
     rankings = sorted(board.by_task.rankings, key=lambda ranking: ranking.curves is None)
     settings = [
         _setting(ranking.setting.title, board.by_task.columns, ranking.every, ranking.curves) for ranking in rankings
@@ -198,17 +197,17 @@ def data_of(board: Board) -> dict[str, Any]:
 
 
 def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: Curves | None) -> dict[str, Any]:
-    """Return what the page knows of one task and model."""
-    about: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
+    """Return the page's data of one task and model."""
+    budgets: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
     headings, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
-        about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.main_strategies(frame, over)}
+        budgets = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.main_strategies(frame, over)}
         headings, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
-        # A row for each strategy and budget, dense's first, with the rank of the strategy.
+        # A row for each strategy and budget, dense first, with the rank of the strategy.
         frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])
         of_line = over.rows.loc[frame["line"], ["strategy", "rank"]].set_index(frame.index)
         frame = frame.assign(**of_line, at=frame["asked"].mask(frame["line"] == DENSE))
-        for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # to themselves none
+        for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # no differences to themselves
             frame.loc[frame["strategy"] == base, list(BY_KEY[key].keys)] = None
     rows = dicts(frame)
     columns = [column for column in (with_values(rows, columns) if rows else []) if column.key not in hidden]
@@ -218,7 +217,7 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
     keys = ["at", "gmacs", *(key for column in columns for key in column.keys)]
     rows = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in rows]
     known = {column.key for column in columns}
-    return about | {
+    return budgets | {
         "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
         "columns": [_column(column, headings.get(column.key, column.title)) for column in columns],
@@ -227,7 +226,7 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
 
 
 def _column(column: Column, heading: str) -> dict[str, Any]:
-    """Return what the page knows of a column; `unit` decides how its numbers are written."""
+    """Return the page's data of a column; `unit` selects its number format."""
     return {
         "key": column.key, "heading": heading, "what": column.what, "unit": column.shown,
         "interval": column.interval, "first": column.key not in KNOWN or column.key in FIRST,
@@ -236,6 +235,6 @@ def _column(column: Column, heading: str) -> dict[str, Any]:
 
 
 def _value(row: Row, key: str) -> Any:
-    """Return a row's value as JSON has it, with as many digits as anybody sees."""
+    """Return a row's value for JSON, rounded to DIGITS; None if not ranked."""
     value = file_value(row, key)
     return None if value == NOT_RANKED else float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

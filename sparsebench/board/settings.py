@@ -1,4 +1,4 @@
-"""The records of a folder as a table, and its settings: in each the strategies at their budgets are compared."""
+"""The records of a folder as a table, and its settings. Strategies and budgets are compared within a setting."""
 
 from __future__ import annotations
 
@@ -34,53 +34,58 @@ from sparsebench.testing import reports
 from sparsebench.testing.reports import CHECKS, REMARK, UNCHECKED
 
 Flats = Iterable[Mapping[str, Any]]
-"""Flat records, a mapping each, or a table of pandas."""
+"""Flat records: mappings, or a DataFrame."""
 DENSE = "dense"
 PRETRAINING = "plain"
 SHOWN = tuple(kind for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
-"""The metrics of sparsebench that a board has a column of; of some of them it makes the column itself."""
+"""The metrics of sparsebench that have a column. Some of these columns are not plain means over seeds."""
 METRICS = (
     *(kind.name for kind in SHOWN), "success", "success_loss", "fitted", "macs", "macs_ratio_planned", "accuracy_top5",
     "parameters", "timed_batch",
 )  # fmt: skip
-"""The metrics that the board reads, besides those of groups and those that tasks declare."""
+"""The metrics that the board reads, besides accuracies of groups and metrics that tasks declare."""
 ORDER = ["n_train", "repetition", "cell_id"]
-"""What records are sorted by: sums of floating-point numbers depend on their order, and the board must not."""
+"""Order of records. Floating-point sums depend on the order, and the board must not."""
 READY = "ready for the board"
+"""Attribute of a table that `frame_of` has returned."""
 SEED = "seed"
-"""The column of what paired comparisons go by: the number of the network that is tested, else the repetition."""
+"""The column of the unit of paired comparisons: the number of the tested network, otherwise the repetition."""
 KEY = ["strategy", "kind", "budget"]
-"""What records of one row of a board have in common; the column `entry` numbers them, in order."""
+"""Columns that identify a row of a board. The column `entry` numbers their combinations, in order."""
 DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
-"""Under which a table of records says what the metrics are that its tasks declare, and what its suites say: their main
-tasks, and the metric by which sample complexity is counted, `success` unless they name another."""
+"""Attributes of a table of records: the metrics that its tasks declare, the main tasks of its suites, and the suites'
+metric of success for sample complexity; the default is `success`."""
 ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
-"""What records call accuracies of groups that are a class on a background each."""
+"""Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
-"""The track of records that say none."""
+"""The track of records without a track."""
 LACKING = dict.fromkeys((
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
     "inactive", "cost_model", "trained", "badge", "how", "network", *OUTCOMES[1:], GROUPS, FOREGROUNDS,
 ), "") | {"track": TRACK, CHECKS: UNCHECKED, "n_train": 0, "repetition": 0, ITEMS: 0}  # fmt: skip
-"""The columns besides those of metrics that the board reads, and what they hold where a table has none."""
+"""The columns that the board reads besides metrics, with their values for a table without them."""
 NAMED = 5
-"""Networks that are named in what a board is about."""
+"""Largest number of networks that `about` names."""
 TRACKS = {
     "frozen": "trained without a strategy; strategies act in the test only",
     "tuned": "trained further with the strategy",
     "scratch": "trained with the strategy",
 }
-"""What the networks of a track are."""
+"""Descriptions of the networks of each track."""
 SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
-"""What sources of pictures are called besides their names; those of a user's end with a hash."""
+"""Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
 
 def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
-    """Return the records of a run's folder as a table, with badges, and whether and how each strategy is trained.
+    """Return the records of a run's folder as a table, with the columns that `describe` adds.
 
-    It has the plain columns of `table`, those of outcomes, and the metrics: `metrics` or all, and those that tasks
-    declare, of which the table's attributes say what they are, with what suites say of their board. Predictions are
-    read as they are looked at. Pictures and weights have the names that users have for them.
+    The table has the plain columns of `table`, outcomes, metrics that tasks declare, and `metrics`. Its attributes
+    DECLARED, MAIN and SUCCESS describe the declared metrics and the suites' boards. Predictions are decoded later, when
+    they are used. Users' folders of pictures and files of weights have their names in place of hashes.
+
+    Args:
+        out: the run's folder.
+        metrics: names of the metrics to read; None for all.
 
     Raises:
         UserError: as `store.rows`.
@@ -109,9 +114,9 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
 
 
 def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Return records with what users call their folders of pictures and files of weights, in place of hashes.
+    """Return records with the names of users' folders of pictures and files of weights in place of hashes.
 
-    A name that settings have for something else, such as shipped pictures, is followed by the hash.
+    The hash follows a name that settings also use for something else, such as shipped pictures.
     """
     settings, networks = (records[name].astype("category") for name in ("setting", "network"))
     text = "\n".join(settings.cat.categories)
@@ -127,7 +132,7 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
 
 
 def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
-    """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
+    """Return records with columns on their strategies from a run's folder: checks, remark, trained, badge, how."""
     submitted = badge = ""
     if os.path.lexists(out / MANIFEST):
         from sparsebench.publish.submission import verify
@@ -139,9 +144,9 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
     notes = []
     for strategy, revision in grouped.groups:
         name = strategy.partition("(")[0]
-        about = strategies.get((name, revision))
-        trained = "" if about is None else "yes" if about.trained else "no"
-        disposals = "" if about is None else how_of_label(about.how, strategy)
+        entry = strategies.get((name, revision))
+        trained = "" if entry is None else "yes" if entry.trained else "no"
+        disposals = "" if entry is None else how_of_label(entry.how, strategy)
         checked = reports.badge_of(check_reports, strategy, revision)
         notes.append((*checked, trained, badge if name == submitted else "", plain(disposals)))
     number, words = grouped.ngroup(), pd.DataFrame(notes, columns=[CHECKS, REMARK, "trained", "badge", "how"])
@@ -149,7 +154,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
 
 
 def frame_of(records: Flats) -> pd.DataFrame:
-    """Return flat records as a table with all columns that the board reads, in ORDER."""
+    """Return flat records as a table with all columns that the board reads, sorted by ORDER."""
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
@@ -170,14 +175,14 @@ def frame_of(records: Flats) -> pd.DataFrame:
 
 
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
-    """Return the metrics whose columns are their means or medians: those that tasks declare, and others of SHOWN."""
+    """Return the metrics whose columns are means or medians over seeds: some of SHOWN, and those that tasks declare."""
     columns = {column.key for column in EVERY}
     declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
     return [*(kind for kind in SHOWN if kind.name not in columns), *declared]
 
 
 def besides_share(budget: str, share: float) -> str:
-    """Return what the label of a budget says besides the share of dense MACs that it asks for."""
+    """Return the label of a budget without its share of dense MACs."""
     return budget.removeprefix(f"macs {share:g}").lstrip(", ")
 
 
@@ -188,22 +193,24 @@ def dense_of(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_seeds(records: pd.DataFrame, aggregation: Mapping[str, str]) -> pd.DataFrame:
-    """Return metrics, a row an entry: `aggregation` says of each whether it is the mean or the median over seeds.
+    """Return metrics over seeds, one row for each entry; NaN if nothing was measured.
 
-    Of several draws on one network the mean counts; NaN where nothing was measured.
+    Args:
+        records: the records; several draws on a network are averaged first.
+        aggregation: "mean" or "median", by metric.
     """
     by_seed = records.groupby(["entry", SEED])[list(aggregation)].mean()
     entries, first = np.unique(by_seed.index.get_level_values("entry"), return_index=True)
     columns = {}
     for name, kind in aggregation.items():
         seeds = (part[~np.isnan(part)] for part in np.split(by_seed[name].to_numpy(), first[1:]))
-        # By NumPy: a mean of pandas may differ in the last digit, and so which of two equal strategies is first.
+        # NumPy, as means of pandas can differ in the last digit, which would change the order of equal strategies.
         columns[name] = [getattr(np, kind)(values) if values.size else math.nan for values in seeds]
     return pd.DataFrame(columns, entries, dtype=float)
 
 
 def speed_ups(records: pd.DataFrame) -> pd.Series:
-    """Return by entry images/s over dense's of the same seed and machine, the median, where they were measured."""
+    """Return for each timed entry the median over seeds of images/s divided by dense's on the same seed and machine."""
     where = [SEED, "device", "environment"]
     timed = records.loc[records["images_per_s"].notna(), ["entry", "strategy", "images_per_s", *where]]
     timed = timed.astype(dict.fromkeys(where[1:], str))
@@ -213,15 +220,16 @@ def speed_ups(records: pd.DataFrame) -> pd.Series:
 
 
 class Missing(NamedTuple):
-    """What is missing in a setting.
+    """The results that are missing in a setting.
 
     Attributes:
-        dense: whether dense is, by which all others are measured: then nothing is ranked.
-        cells: a row an entry, a column a cell that most strategies have (number of training samples, seed, and draw on
-            a network that is tested as it is, else 0): whether it has no record.
-        budgets: falling shares of dense MACs that most strategies were run at, where some were run at several.
-        shares: of entries the budgets that their curve was not run at, where it lacks some.
-        apart: entries that lack something, and the other points of their curves: a strategy is ranked at all of its
+        dense: whether dense is missing. Then nothing is ranked.
+        cells: whether a record is missing, with a row for each entry and a column for each cell that most entries have.
+            A column is named by number of training samples, seed, and draw, which is 0 unless networks are tested as
+            they are.
+        budgets: shares of dense MACs at which most curves were run, falling; empty if no strategy was run at several.
+        shares: the budgets that an entry's curve lacks, by entry, if any.
+        apart: entries that lack something, with the other points of their curves: a strategy is ranked at all of its
             budgets or at none.
     """
 
@@ -234,19 +242,20 @@ class Missing(NamedTuple):
 
 @dataclass(eq=False)
 class Setting:
-    """The records of one task with all its parameters, one model, and one size unless sizes are compared.
+    """The records with the same task and model, with equal parameters, track, and mostly number of training samples.
 
     Attributes:
         source: the name of the task.
-        task, model: the names of both, with what differs among the settings of the same two: parameters, and the track
-            with the task.
-        setting: their parameters, as `row_of` has them.
-        n_train: 0 where the task has a success criterion: then all sizes are together.
-        track: see `cell.Track`; strategies of two are never ranked together.
-        records: those that are ok; `others` those that are not.
-        every: a row an entry of all settings: strategy, kind and budget, the share of dense MACs that was `asked` for,
-            and the `line`: the curve over budgets of which it is a point, which is strategy, kind, and what the budget
-            says besides a share. None of dense, and of a budget that is no share of the dense MACs.
+        task, model: names of task and model, with the parameters that differ between settings of the same names. If
+            tracks differ, the task's name includes the track.
+        setting: the parameters of task and model, as `row_of` writes them.
+        n_train: number of training samples; 0 if the task has a success criterion, as all sizes are then together.
+        track: see `cell.Track`; strategies of different tracks are never ranked together.
+        records: the records with status ok.
+        others: the other records.
+        every: a row for each entry of all settings: strategy, kind and budget; `asked`, the requested share of dense
+            MACs; and `line`, the curve over budgets that has the entry as a point: strategy, kind, and the rest of the
+            budget's label. `line` is None for dense, and for a budget that is not a share of dense MACs.
     """
 
     source: str
@@ -261,7 +270,7 @@ class Setting:
 
     @cached_property
     def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters of task and model; none where it is not said as records say it."""
+        """The parameters of task and model; empty if `setting` cannot be parsed."""
         try:
             task, model = (part["params"] for part in json.loads(self.setting)[:2])
         except (ValueError, TypeError):
@@ -270,7 +279,7 @@ class Setting:
 
     @cached_property
     def entries(self) -> pd.DataFrame:
-        """The rows of `every` that its records are of."""
+        """The rows of `every` that have records in this setting."""
         return self.every.loc[np.unique(self.records["entry"])]
 
     @cached_property
@@ -285,20 +294,20 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """What a reader knows it by; training samples where networks are trained for what is tested."""
+        """The title: task, model and track, and the number of training samples unless the track is frozen."""
         most = f"{'up to ' if self.has_trials else ''}{self.largest}"
         samples = f"{most} training samples" if self.largest and self.track != "frozen" else ""
         return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
 
     @cached_property
     def networks(self) -> dict[int, str]:
-        """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
+        """The networks that are tested as they are, by seed, see `Cell.network`; empty if repetitions are trained."""
         names = self.records.loc[self.records["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
         return names.set_index(SEED)["network"].to_dict()
 
     @cached_property
     def lone(self) -> bool:
-        """Whether all is of one network, so that intervals and tests are over its test items."""
+        """Whether there is only one network or seed: intervals and tests are then over its test items."""
         return self.tested[SEED].nunique() == 1
 
     @cached_property
@@ -307,21 +316,21 @@ class Setting:
         return bool(self.records["success"].notna().any())
 
     def has(self, metric: str) -> bool:
-        """Say whether a metric was measured at the largest number of training samples."""
+        """Return whether a metric was measured at the largest number of training samples."""
         return bool(self.tested[metric].notna().any())
 
     @cached_property
     def missing(self) -> Missing:
-        """What strategies lack that at least half of all have: a seed, a network, a draw, a budget.
+        """The seeds, networks, draws and budgets that at least half of the strategies have and others lack.
 
-        A cell that failed is not missing, nor is one that is unsupported.
+        Failed and unsupported cells are not missing.
         """
         names = ["entry", "n_train", SEED, "repetition", "network"]
         records, others, entries = self.records, self.others[names], self.entries
         cells = pd.concat([records[names], others[others["entry"].isin(entries.index)]])
         cells["draw"] = cells["repetition"] if self.networks else 0
         has = cells.groupby(["entry", "n_train", SEED, "draw"]).size().unstack(["n_train", SEED, "draw"]).notna()
-        # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
+        # A strategy without random draws is tested once on a network, unless each repetition has other test pictures.
         tests = records.loc[records["network"] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
         tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
         drawn = has.columns.get_level_values("draw") > 0
@@ -339,22 +348,22 @@ class Setting:
             budgets = tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True))
             shares = {i: absent for i, line in lines.items() if line in run and (absent := set(budgets) - run[line])}
             lacks |= set(shares)
-            torn = set(lines[list(lacks)].dropna())
-            lacks |= set(lines.index[lines.isin(torn)])
+            incomplete = set(lines[list(lacks)].dropna())
+            lacks |= set(lines.index[lines.isin(incomplete)])
         no_dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
         return Missing(no_dense, lacking, budgets, shares, lacks)
 
     @cached_property
     def contenders(self) -> dict[int, tuple[Contender, dict[int, np.ndarray]]]:
-        """What entries are compared by, with the group of each test item by seed, where that is known.
+        """The contender of each entry for paired comparisons, and for each seed the group of each test item, if known.
 
-        Of each seed they have its accuracy, and which test items it gets right, or in what share of draws. Items of a
-        network that is tested on other pictures in each repetition are joined. Numbers that strategies of a seed share
-        are one array.
+        A contender has for each seed its accuracy, and for each test item whether it is correct, or the share of draws
+        in which it is. If repetitions test a network on different pictures, their items are concatenated. Strategies
+        share the arrays of numbers that are equal for a seed.
         """
         means = self.tested.groupby(["entry", SEED])["accuracy"].mean().dropna()
         of_entry = {entry: part.droplevel("entry").to_dict() for entry, part in means.groupby("entry")}
-        # By entry and seed the records of each test, which is named by what it asks.
+        # The records of each test, by entry and seed. A test is identified by its labels and foregrounds.
         tests: dict[int, dict[int, dict[tuple[Any, Any], list[Any]]]] = {i: {} for i in set(self.tested["entry"])}
         names = ["entry", SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
         for row in self.tested[names].itertuples(index=False):
@@ -367,7 +376,7 @@ class Setting:
             hits: dict[int, tuple[Hashable, np.ndarray]] = {}
             item_groups: dict[str, dict[int, np.ndarray]] = {GROUPS: {}, FOREGROUNDS: {}}
             for seed, of_seed in seeds.items():
-                draws = [of_seed[question] for question in sorted(of_seed)]
+                draws = [of_seed[test] for test in sorted(of_seed)]
                 hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in draws])
                 for name, parts in item_groups.items():
                     if all(getattr(rows[0], name) for rows in draws):
@@ -375,18 +384,18 @@ class Setting:
             if any(item_hits.dtype != bool for _, item_hits in hits.values()):
                 hits = {seed: (name, item_hits.astype(float)) for seed, (name, item_hits) in hits.items()}
             foregrounds = item_groups[FOREGROUNDS]
-            twice = (
+            repeated = (
                 len(foregrounds) == len(seeds) > 0 and np.bincount(np.concatenate(list(foregrounds.values()))).max() > 1
             )
             contenders[entry] = (
-                Contender(of_entry.get(entry, {}), hits, foregrounds if twice else None),
+                Contender(of_entry.get(entry, {}), hits, foregrounds if repeated else None),
                 item_groups[GROUPS],
             )
         return contenders
 
 
 def _hits(rows: Sequence[Any], numbers: Any) -> np.ndarray:
-    """Return (I,) which items of a test are right; the share of draws in which each is, if they differ."""
+    """Return (I,) whether each item of a test is correct; if draws differ, the share of draws in which it is."""
     truth = numbers(rows[0].test_labels, rows[0].test_items)
     first, *others = (numbers_of(row.test_predictions, row.test_items) == truth for row in rows)
     equal = all((hits == first).all() for hits in others)
@@ -394,14 +403,17 @@ def _hits(rows: Sequence[Any], numbers: Any) -> np.ndarray:
 
 
 def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return parts as one; a single one as it is, which others may share."""
+    """Return the parts concatenated; a single part is not copied, as others may share it."""
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
-    """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s.
+    """Return the settings of the records with status ok, sorted by task, parameters, size and track.
 
-    Of settings of one task and model their names say what differs.
+    Settings of the same task and model have names that include their differences.
+
+    Args:
+        frame: records, from `frame_of`.
     """
     first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
     entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
@@ -411,7 +423,7 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     ], entries.index, dtype=object)  # fmt: skip
     names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
     good, bad = frame[ok], frame[~ok]
-    good.attrs = bad.attrs = {}  # they are of all, and would be copied with each part
+    good.attrs = bad.attrs = {}  # pandas would copy them with each part
     size = good["n_train"].where(good["success"].isna(), 0).rename("size")
     others = {where: part for where, part in bad.groupby(names, observed=True)}
     alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
@@ -433,21 +445,21 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
 
 
 def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return of several sets of parameters those that are not the same in all, or missing in some."""
+    """Return each set of parameters reduced to those that differ between the sets or are missing in some."""
     keys = {key for params in params_of_all for key in params}
     varied = {key for key in keys if len({canonical(params.get(key)) for params in params_of_all}) > 1}
     return [{key: value for key, value in params.items() if key in varied} for params in params_of_all]
 
 
 def about(setting: Setting) -> str:
-    """Return in a sentence each what the data, the networks and the track are."""
+    """Return one sentence on the data, and one on the networks and the track."""
     task, model = setting.params
     dense = dense_of(setting.tested)
     names = (task.get(key) for key in ("images", "backgrounds"))
     pictures = " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
     data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
     pixels, patch = task.get("canvas"), model.get("patch")
-    if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be anybody's
+    if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
     tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
     if len(tests):

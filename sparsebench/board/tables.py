@@ -1,4 +1,4 @@
-"""Tables as text for people and as files for programs: a format is one entry of FORMATS."""
+"""Tables as text for people and as files for programs. Each format is an entry of FORMATS."""
 
 from __future__ import annotations
 
@@ -18,43 +18,44 @@ from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_
 from sparsebench.errors import UserError
 
 DIGITS = 10
-"""Of numbers in files, significant ones: what machines differ in is not among them."""
+"""Significant digits of numbers in files; differences between machines are beyond them."""
 WIDTH = 100
 LINES = 45
-"""Rows of a table that a page of LaTeX has room for."""
+"""Most rows of a LaTeX table, so that it fits a page."""
 BETWEEN = 2
-"""Characters between columns; as many are added to headings."""
+"""Characters between columns. Headings are counted as this much wider."""
 STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
-"""Keys of columns that a narrow terminal has too."""
+"""Keys of columns that narrow terminals keep."""
 CLEAR = {
     "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
     "accuracy_with_gap",
 }  # fmt: skip
-"""Columns whose headings say all."""
+"""Keys of columns that the legend does not explain."""
 ROOM = 12
-"""Characters that are left of a text at least."""
+"""Characters that a clipped text keeps at least."""
 INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
-"""Where a spreadsheet sees one; the wide forms of the signs count, and semicolons divide cells in many countries."""
+"""Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
 _ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
-"""What begins or ends a link, an image or HTML in Markdown, and `|`, which divides cells."""
+"""Beginnings and ends of links, images and HTML in Markdown, and `|`, which divides cells."""
 _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 
 class Table(NamedTuple):
-    """Rows under columns, and what stands around them.
+    """A table with title and legend.
 
     Attributes:
         rows: mappings with the keys of the columns.
-        columns: all that files have; people see those of `Column.tables` in which some row has a value.
-        title, above: what stands above it.
-        legend: what its columns and signs mean and what it leaves out, a sentence each, below it.
-        main: whether a reader's choice of columns is about it.
-        bold: what the values are that rows mark with KEY_best, where they can be shown in bold.
-        label: by which a document refers to it.
-        explained: whether it is said below what its columns mean.
-        group: the key of rows of which another value stands below a rule; unless given oracles do.
+        columns: all columns, for files; people see those with `Column.tables` and a value in some row.
+        title: heading above the table.
+        above: paragraph above the table.
+        legend: sentences below the table.
+        main: whether the user's choice of columns applies to it.
+        bold: meaning of the values that rows mark with KEY_best; LaTeX has them in bold.
+        label: LaTeX label.
+        group: key of the rows' groups, which are separated by rules; by default oracles are separated from the rest.
+        explained: whether the legend explains the columns.
     """
 
     rows: Sequence[Row]
@@ -70,16 +71,16 @@ class Table(NamedTuple):
 
     @property
     def shown(self) -> list[Column]:
-        """The columns that people see."""
+        """The columns that people see, see `with_values`."""
         return with_values(self.rows, self.columns)
 
 
 class Report(NamedTuple):
-    """What is told of something.
+    """Tables with notes.
 
     Attributes:
-        tables: for people.
-        data: the one table that files for programs hold.
+        tables: tables for people.
+        data: the table for files.
         notes: lines below all tables.
     """
 
@@ -89,23 +90,23 @@ class Report(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is shown of tables.
+    """A user's choice of columns, and the width of the terminal.
 
     Attributes:
-        names: keys of the main table's columns, in order; all unless given.
-        width: characters of a line in a terminal; None for any number.
+        names: keys of the main table's columns, in order; empty for all.
+        width: characters of a line in a terminal; None for no limit.
     """
 
     names: tuple[str, ...] = ()
     width: int | None = None
 
     def of(self, table: Table, columns: Sequence[Column]) -> list[Column]:
-        """Return the chosen ones of a table's columns."""
+        """Return the chosen columns of a table."""
         by_key = {column.key: column for column in columns}
         return [by_key[n] for n in self.names if n in by_key] if self.names and table.main else list(columns)
 
     def check(self, columns: Sequence[Column]) -> None:
-        """Raise UserError unless all names are those of columns."""
+        """Raise UserError if a name is not the key of a column."""
         keys = list(dict.fromkeys(column.key for column in columns))
         for name in self.names:
             if name not in keys:
@@ -118,10 +119,10 @@ ALL = Choice()
 def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
     """Return a report, or a single table, in one of FORMATS.
 
-    People see intervals joined to values; CSV and JSON have every column of the data, to DIGITS digits.
+    Formats for people show intervals next to values. CSV and JSON have every column of the data, with DIGITS digits.
 
     Raises:
-        UserError: another format, or a column that there is not.
+        UserError: unknown format or column.
     """
     if form not in FORMATS:
         raise UserError("--format", got=f"'{form}'", allowed=list(FORMATS))
@@ -134,13 +135,13 @@ def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
 
 
 def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
-    """Return those of columns that people are shown in which some row has a value; all of a table without rows."""
+    """Return the columns for people in which some row has a value; if there are no rows, all columns for people."""
     visible = [column for column in columns if column.tables]
     return [c for c in visible if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
 def legend_of(table: Table, columns: Sequence[Column]) -> list[str]:
-    """Return what columns of a table mean, of which task they are where that is one, and the table's legend."""
+    """Return lines on the meanings of columns and on the tasks that they were taken from, then the table's legend."""
     meanings, tasks = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for column in columns if table.explained else ():
         if column.what and column.key not in CLEAR:
@@ -154,7 +155,7 @@ def legend_of(table: Table, columns: Sequence[Column]) -> list[str]:
 
 
 def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]) -> str:
-    """Return a report for people, in a style of tabulate, with texts escaped."""
+    """Return the tables and notes of a report in a style of tabulate, with escaped texts."""
     parts: list[str] = []
     for table in report.tables:
         rows, columns = table.rows, choice.of(table, table.shown)
@@ -171,7 +172,7 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
     return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
 
 
-def _as_it_is(text: str, code: bool = False) -> str:
+def _unchanged(text: str, code: bool = False) -> str:
     return text
 
 
@@ -180,7 +181,7 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def _rules(table: Table, rows: Sequence[Row]) -> list[int]:
-    """Return before which lines of a table there is a rule: between groups, or before oracles, which are not ranked."""
+    """Return the rows that have a rule above them: the first row of each group but the first, or the first oracle."""
     groups = [row.get(table.group) if table.group else row.get("kind") == "oracle" for row in rows]
     return [place for place, (group, other) in enumerate(pairwise(groups), 1) if group != other]
 
@@ -193,26 +194,26 @@ _LATEX = str.maketrans({
 
 
 def _latex_text(text: str) -> str:
-    """Return a text for LaTeX, with a question mark for what Latin-1, and so the fonts of pdflatex, has not."""
+    """Return a text for LaTeX, with question marks for characters beyond Latin-1, which pdflatex's fonts lack."""
     visible = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
     return visible.encode("latin-1", "replace").decode("latin-1").translate(_LATEX)
 
 
 def _latex(report: Report, choice: Choice) -> str:
-    """Return a `table*` of each table: it is scaled down to the width of the text where it is wider."""
+    """Return a `table*` for each table. LaTeX scales it down if it is wider than the text."""
     parts = [_latex_table(part, choice.of(part, table.shown)) for table in report.tables for part in _of_a_page(table)]
     return "\n".join(parts) + "".join(f"% {' '.join(note.split())}\n" for note in report.notes)
 
 
 def _of_a_page(table: Table) -> list[Table]:
-    """Return the parts of a table that a page has room for each, parted where groups are as far as that goes."""
+    """Split a table into parts that fit a page each, between groups where possible."""
     parts: list[list[Row]] = [[]]
     for _, rows in groupby(table.rows, key=lambda row: row.get(table.group)):
         group = list(rows)
-        for some in (group[i : i + LINES] for i in range(0, len(group), LINES)):
-            if parts[-1] and len(parts[-1]) + len(some) > LINES:
+        for chunk in (group[i : i + LINES] for i in range(0, len(group), LINES)):
+            if parts[-1] and len(parts[-1]) + len(chunk) > LINES:
                 parts.append([])
-            parts[-1].extend(some)
+            parts[-1].extend(chunk)
     first, *others = parts
     continued = table._replace(label="", above="Continued.", legend=(), explained=False)
     return [table._replace(rows=first), *(continued._replace(rows=rows) for rows in others)]
@@ -263,39 +264,39 @@ def _json(report: Report, choice: Choice) -> str:
 
 
 def _values(row: Row, keys: Sequence[str]) -> Row:
-    """Return what files hold of a row."""
+    """Return a row's values for files, rounded to DIGITS."""
     values = {key: file_value(row, key) for key in keys}
     return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in values.items()}
 
 
 def cell(value: Any) -> Any:
-    """Return a value as CSV may hold it: a text that a spreadsheet would take for a formula begins with a quote."""
+    """Return a value for CSV: a quote precedes each text that a spreadsheet would read as a formula."""
     return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
 def markdown(text: str, code: bool = False) -> str:
-    """Return a plain text so that Markdown shows it, without links, images, HTML or, unless it may have it, code."""
+    """Escape a plain text for Markdown, so that it makes no link, image or HTML, and unless `code` no code."""
     escaped = (_MARKUP if code else _MARKUP_OR_CODE).sub(r"\\\1", text)
     return _ADDRESS.sub("@ ", escaped)
 
 
 FORMATS: dict[str, tuple[Callable[[Report, Choice], str], bool]] = {
-    "table": (partial(_text, style="simple", escape=_as_it_is), True),
+    "table": (partial(_text, style="simple", escape=_unchanged), True),
     "md": (partial(_text, style="pipe", escape=markdown), True),
     "csv": (_csv, False),
     "json": (_json, False),
     "latex": (_latex, True),
 }
-"""How a report is written, and whether for people: its tables, or for programs: its data."""
+"""By format, the function that writes a report, and whether it writes tables for people rather than data."""
 
 
 def fit(
     rows: Sequence[Row], columns: Sequence[Column], width: int, order: Sequence[str] | None = None
 ) -> tuple[list[Row], list[Column]]:
-    """Return rows and columns of a table that is no wider than `width` characters.
+    """Return rows and columns that fit into `width` characters.
 
-    Intervals are left out first, from the right. Then columns are, in `order`, or else from the right: accuracies at
-    budgets after all others, and those of STAY never. Then the longest texts lose their ends.
+    Intervals are left out first, from the right, then columns in `order`. By default columns are left out from the
+    right, accuracies at budgets last, and columns of STAY never. At last the longest texts are clipped.
     """
     remaining, widths = list(columns), {column: _width(rows, column) for column in columns}
 

@@ -1,4 +1,4 @@
-"""What is shown of a board: the best at each budget, all strategies, pairs, equal cost, sets of pictures, a paper."""
+"""Views of a board: best strategies, all strategies, pairs, equal cost, sets of pictures, the table of a paper."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sparsebench.errors import UserError, few, plain, reason_of
 from sparsebench.records.table import ITEMS
 
 TIED = 3
-"""Of strategies that are not significantly worse those that are named; of the others it is said how many there are."""
+"""Largest number of tied strategies that are named; the others are counted."""
 LEGEND = (
-    "Differences and ratios are to dense unless named.",
+    "Differences and ratios are to dense unless another reference is named.",
     "Oracles see the relevance mask and are not ranked.",
 )
 NEAR = 0.001
-"""How far below dense an accuracy may be that counts as the same: a tenth of a point."""
+"""An accuracy at most this far below dense counts as equal: a tenth of a point."""
 NAMED = 5
-"""Strategies that are not in the table of a paper, and are named below it."""
+"""Largest number of strategies that notes on the table of a paper name."""
 GAPS = (
     *(BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
     BY_KEY["spurious_gap"],
@@ -38,28 +38,28 @@ TRIALS = (
     *(BY_KEY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio")),
     BY_KEY["sample_complexity_loss"],
 )
-"""Columns of tables of their own under a board of curves."""
+"""Columns of the separate tables of gaps and trials below a board over several budgets."""
 BEST = (
     Column("budget", "MACs / dense", "text", ""),
     Column("best", "most accurate", "text", ""),
     BY_KEY["accuracy"]._replace(what="", interval=False),
     BY_KEY["accuracy_delta"]._replace(what=""),
     Column("random", "random_inside", "percent",
-           "accuracy where random tokens are dropped inside the network, at the same budget; all other columns are of "
-           "the most accurate strategy, with gains computed before rounding"),
+           "accuracy if random tokens are dropped inside the network, at the same budget; all other columns are of the "
+           "most accurate strategy, with gains computed before rounding"),
     BY_KEY["random_inside_delta"]._replace(what=""),
     BY_KEY["speed_up"],
     Column("equal", "statistically tied with it", "text", ""),
 )  # fmt: skip
-"""Columns of the best strategies at each budget."""
+"""Columns of the table of the best strategies at each budget."""
 PAPER = (
     *(column._replace(tables=False) for column in (*BY_TASK, BY_KEY["strategy"], BY_KEY["budget"])),
-    Column("method", "method", "text", "strategy, with what its budget says besides a share of dense MACs"),
+    Column("method", "method", "text", "strategy, with the parts of its budget other than the share of dense MACs"),
     BY_KEY["macs_ratio"]._replace(heading="MACs/dense"),
     Column("macs", "GMACs", "giga", "realised MACs of one test image"),
-    Column("parameters", "params, M", "mega", "parameters of the network, those that the strategy learns included"),
+    Column("parameters", "params, M", "mega", "parameters of the network, including those that the strategy learns"),
     BY_KEY["accuracy"]._replace(heading="top-1", interval=False),
-    Column("accuracy_top5", "top-5", "percent", "the true class is among the five likeliest, mean over seeds"),
+    Column("accuracy_top5", "top-5", "percent", "share of images with their class among the top five, mean over seeds"),
     BY_KEY["accuracy_delta"],
     BY_KEY["images_per_s"],
     BY_KEY["speed_up"],
@@ -68,48 +68,49 @@ PAPER = (
 BY_BUDGET = [BY_KEY["strategy"], BY_KEY["budget"]]
 PAIRS = (
     Column("task", "task", "text", "name of the task"),
-    Column("strategy", "strategy", "text", "one of both"),
-    Column("budget", "budget", "text", "and its budget"),
-    Column("other", "against", "text", "the other one"),
-    Column("other_budget", "its budget", "text", "and its budget"),
-    Column("difference", "difference", "points", "in accuracy, mean over the seeds that both have", True),
-    Column("p", "p", "p", "the larger of p items and p seeds, by Holm's method over all pairs of the task"),
+    Column("strategy", "strategy", "text", "the strategy with the higher accuracy"),
+    Column("budget", "budget", "text", "its budget"),
+    Column("other", "against", "text", "the other strategy"),
+    Column("other_budget", "its budget", "text", "budget of the other strategy"),
+    Column("difference", "difference", "points", "difference of their accuracies, mean over common seeds", True),
+    Column("p", "p", "p", "larger of p items and p seeds, corrected by Holm's method for all pairs of the task"),
     Column("p_items", "p items", "p",
-           "would these networks differ on other items? McNemar's exact test, where no items go together"),
-    Column("p_seeds", "p seeds", "p", "would networks from other seeds differ on other items? Student's t"),
+           "would these networks differ on other items? McNemar's exact test unless items share foregrounds"),
+    Column("p_seeds", "p seeds", "p", "would networks of other seeds differ on other items? Student's t"),
     Column("overdispersion", "overdispersion", "ratio",
-           "variance over seeds as a multiple of what the items explain, as judged with the help of all rows"),
-    Column("told", "differs significantly", "text", "yes where p is 0.05 or less"),
-    Column("n_seeds", "seeds", "count", "repetitions that both have"),
+           "variance over seeds divided by the variance that items explain, pooled over all rows"),
+    Column("told", "differs significantly", "text", "yes if p is 0.05 or less"),
+    Column("n_seeds", "seeds", "count", "common repetitions"),
 )  # fmt: skip
 MATCHED = (
-    Column("matched", "matched", "text", "what the rows have in common: their cost, or their accuracy"),
+    Column("matched", "matched", "text", "what the rows have in common: cost or accuracy"),
     Column("task", "task", "text", "name of the task"),
     *(BY_KEY[key] for key in ("rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_delta")),
 )
 LEGEND_OF_MATCHED = (
     f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves.",
-    f"At equal accuracy: of each strategy the row of least MACs that is at most {100 * NEAR:g} points below dense; - "
-    "where there is none. Nothing is interpolated.",
+    f"At equal accuracy: for each strategy the row with the fewest MACs that is at most {100 * NEAR:g} points below "
+    "dense; - if there is none. Nothing is interpolated.",
 )
 TIMES = "speed.jsonl"
 MEASURED = ("network", "strategy", "budget", "mode", "precision", "device", "batch", "latency", "images_per_s",
             "speed_up", "memory")  # fmt: skip
-"""What `sparsebench speed` writes, and what is read of it."""
+"""The file that `sparsebench speed` writes, and the columns that are read from it."""
 TIMED = (
     *PAPER,
     Column("latency", "ms at batch 1", "times", "median time of one image, in milliseconds"),
-    Column("memory", "peak GB", "giga", "most bytes of the GPU in use at the batch of images/s"),
+    Column("memory", "peak GB", "giga", "peak GPU memory at the batch size of images/s"),
 )
+"""Columns of the table of a paper with times of `sparsebench speed`."""
 
 
 def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True) -> Report:
-    """Return what a leaderboard tells, with lines below.
+    """Return the tables and notes of a leaderboard.
 
     Args:
-        judged: the leaderboard; files for programs have its rows, one a strategy and budget.
-        notes: the lines.
-        whole: whether it begins with what was measured and the best at each budget, not with the full table.
+        judged: the leaderboard; files for programs have all its rows.
+        notes: lines below the tables.
+        whole: whether it begins with a description of the data and the best strategies at each budget.
     """
     tables, others = list[Table](), list[Row]()
     for ranking in judged.rankings:
@@ -129,7 +130,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
 
 
 def best(ranking: Ranking, title: str = "") -> Table:
-    """Return what was measured, and at each budget the most accurate strategy and those that are not worse."""
+    """Return a description of data and networks, with the most accurate and the tied strategies at each budget."""
     every, ranked = dicts(ranking.every), dicts(ranking.rows)
     no_gain = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
     rows = [{**row, **no_gain, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
@@ -148,18 +149,18 @@ def best(ranking: Ranking, title: str = "") -> Table:
             "equal": few([row["strategy"] for row in others], TIED),
         })  # fmt: skip
     where = ", ".join(["on the same machine", *sorted({row["device"] for row in every} - {None})])
-    speed = f"images/s over dense's {where}; below 1 is slower than dense, - is not measured"
+    speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
     columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
     return Table(rows, columns, title, about(ranking.setting), main=False, explained=True)
 
 
 def _budget_of(row: Row) -> tuple[float, str]:
-    """Return the share of dense MACs that a row was asked for, negative, or else the label of its budget."""
+    """Return a key to sort budgets: the negated share of dense MACs, or the label of another budget."""
     return (0.0, row["budget"]) if row["asked"] is None else (-row["asked"], "")
 
 
 def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
-    """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
+    """Return the table with a row for each strategy, and the tables of gaps and trials, if any."""
     suffix = accuracy_at(board.middle).heading
     declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", ranking.task)]
     at_middle = (BY_KEY["speed_up"], BY_KEY["p_label"], *declared)
@@ -198,7 +199,7 @@ def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str)
 
 
 def pairs(rankings: Iterable[Ranking]) -> Table:
-    """Return a row for each two ranked strategies of each task, the surest differences first."""
+    """Return a row for each pair of ranked rows of each task, by rising p."""
     rows = pd.concat([pd.DataFrame(columns=keys_of(PAIRS)), *map(_pairs, rankings)])
     names = ["strategy", "budget", "other", "other_budget"]
     rows = rows.assign(unsure=rows["p"].fillna(2), down=-rows["difference"])
@@ -234,7 +235,7 @@ def matched(rankings: Iterable[Ranking]) -> Table:
 
 
 def _at_equal_cost(ranking: Ranking) -> pd.DataFrame:
-    """Return the rows whose costs lie within the tolerance of the smallest of them, two or more each."""
+    """Return groups of two or more rows whose costs are within TOLERANCE of the smallest of the group."""
     costs = ranking.rows["macs_ratio"].to_numpy(float)
     groups: list[list[int]] = []
     for place in np.argsort(costs, kind="stable")[: (~np.isnan(costs)).sum()].tolist():
@@ -253,7 +254,7 @@ def _at_equal_cost(ranking: Ranking) -> pd.DataFrame:
 
 
 def _at_equal_accuracy(ranking: Ranking) -> pd.DataFrame:
-    """Return of each strategy the cheapest row that is as accurate as dense; without numbers where there is none."""
+    """Return for each strategy the cheapest row that is as accurate as dense, or a row without numbers."""
     is_dense = ranking.rows["strategy"] == DENSE
     if not is_dense.any():
         return ranking.rows[:0]
@@ -266,13 +267,13 @@ def _at_equal_accuracy(ranking: Ranking) -> pd.DataFrame:
 
 
 def shifts(rankings: Iterable[Ranking]) -> Report:
-    """Return a table a network: a row a strategy and budget, and for each set of pictures its accuracy and its rank.
+    """Return a table for each network, with accuracy and rank on each set of pictures by strategy and budget.
 
-    Sets are in falling order of the dense network's accuracy: the first is what the others are shifted from. Ranks are
-    those among the strategies of a budget, and a note has their correlation.
+    Sets are ordered by falling accuracy of the dense network; the others are shifts of the first. Ranks are among the
+    strategies of a budget. The legend has the rank correlation of each shifted set with the first.
 
     Args:
-        rankings: a ranking of each set.
+        rankings: a ranking for each set and network.
     """
     networks: dict[tuple[str, str], list[Ranking]] = defaultdict(list)
     for ranking in rankings:
@@ -291,7 +292,7 @@ def _shift(sets: list[Ranking]) -> Table:
         name, at, rank = ranking.setting.params[0].get("images", ranking.task), f"accuracy_{number}", f"rank_{number}"
         columns += [
             Column(at, name, "percent", f"accuracy on {name}"),
-            Column(rank, "rank", "text", f"ranks that it may have on {name}, among the strategies of the budget"),
+            Column(rank, "rank", "text", f"possible ranks on {name}, among the strategies of the budget"),
         ]
         ranks = pd.Series("", ranking.rows.index)
         for places in ranking.rows.groupby("budget").indices.values():
@@ -303,8 +304,7 @@ def _shift(sets: list[Ranking]) -> Table:
     rows = pd.concat(parts, axis=1).reset_index()
     rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"])
     rows = rows.sort_values(["other", "budget", "down"])
-    # How much the order of the strategies on the first set is that on each of the others, over the budgets of three or
-    # more strategies; nothing is said of fewer.
+    # Rank correlation between the first set and each other set, over budgets with three or more strategies.
     budgets = [part for _, part in rows[rows["other"]].groupby("budget") if len(part) >= 3]
     first, *others = columns[2::2]
     taus = {
@@ -319,16 +319,16 @@ def _shift(sets: list[Ranking]) -> Table:
 
 
 def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
-    """Return the table of a paper of each ranking: dense, then its strategies by budget, the most accurate first.
+    """Return the table of a paper for each ranking: dense, then the strategies by budget, the most accurate first.
 
     Args:
-        rankings: of a board.
-        speed: a folder of `sparsebench speed`: images/s, speed-up, latency and peak memory are its. Images/s and memory
-            are those of the largest batch at which the dense network has times. What the records say of speed is then
-            left out: it was measured beside other things.
+        rankings: rankings of a board.
+        speed: a folder of `sparsebench speed`, from which images/s, speed-up, latency and peak memory are taken.
+            Images/s and memory are those of the largest batch at which the dense network has times. The speeds of
+            records are then not used, as other worker processes may have run at the same time.
 
     Raises:
-        UserError: the folder holds no times.
+        UserError: the folder has no times.
     """
     times = None
     if speed is not None:
@@ -341,14 +341,14 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
             ) from error  # fmt: skip
         times = times[(times["mode"] == "eager") & times["latency"].notna()]
     tables = [_paper_of(ranking, times, speed) for ranking in rankings]
-    out = []
+    notes = []
     for ranking in rankings:
         tested = ranking.setting.every.loc[np.unique(ranking.setting.tested["entry"]), "strategy"]
         if missing := tested[~tested.isin(ranking.rows["strategy"])].unique().tolist():
-            out.append(f"not in the table, as they are oracles or not ranked: {few(missing, NAMED, 100)}")
+            notes.append(f"not in the table, as they are oracles or not ranked: {few(missing, NAMED, 100)}")
     columns = PAPER if speed is None else TIMED
     data = Table([row for table in tables for row in table.rows], columns)
-    return Report(tables or [Table([], columns)], data, out)
+    return Report(tables or [Table([], columns)], data, notes)
 
 
 def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) -> Table:
@@ -395,7 +395,7 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
 
 
 def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
-    """Return the rows in order: to which budget each belongs is its `group`; `accuracy_best` is the best there."""
+    """Return the rows in order. `group` is the budget, and `accuracy_best` marks the best rows of a budget."""
     tested, setting, is_dense = ranking.setting.tested, ranking.setting, ranking.rows["strategy"] == DENSE
     rows = ranking.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
         **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),

@@ -1,4 +1,4 @@
-"""A browser to open pages in, which reports what goes wrong."""
+"""A browser for pages of boards, which reports errors."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ WIDE = {"width": 1280, "height": 720}
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pictures of boards drawn, which takes longer than all else of a small one."""
+    """Draw pictures of boards, which other tests replace because it is slow."""
     monkeypatch.setattr(picture, "draw", DRAW)
 
 
@@ -39,7 +39,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def tabs(chromium: Any) -> list[Any]:
-    """Return the tabs that tests have in turn, as to open one takes longer than most of what is done in it."""
+    """Return tabs that tests share, as opening a tab takes longer than most tests."""
     contexts = [chromium.new_context(permissions=["clipboard-read", "clipboard-write"]) for _ in range(2)]
     for context in contexts:
         context.set_default_timeout(10_000)
@@ -48,7 +48,7 @@ def tabs(chromium: Any) -> list[Any]:
 
 @pytest.fixture
 def opened(tabs: list[Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a function that opens a board's page, and see that nothing goes wrong in it, or out of it."""
+    """Return a function that opens a board's page; fail on errors, dialogs and requests to other addresses."""
     wrong: list[str] = []
     free, path = iter(tabs), tmp_path / "leaderboard.html"
     listeners: dict[str, Callable[[Any], Any]] = {

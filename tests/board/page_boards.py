@@ -1,8 +1,9 @@
-"""Boards to make pages of."""
+"""Boards for tests of the page."""
 
 import functools
 import math
 from itertools import groupby
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,11 @@ PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
 )
-"""One pixel."""
+"""A PNG file of one pixel."""
 
 
 def row(strategy: str, accuracy: float | None, macs: float = 0.5, **more: Any) -> Row:
-    """Return one row of a board by task; what is not given is as in most of these tests."""
+    """Return one row of a board by task, with defaults for these tests."""
     kind = KINDS.get(strategy, "deployable")
     known = accuracy is not None
     return {
@@ -42,8 +43,8 @@ def row(strategy: str, accuracy: float | None, macs: float = 0.5, **more: Any) -
 
 
 def board_of(rows: list[Row], **more: Any) -> Board:
-    """Return a board of rows by task, with something of all that stands beside them."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda one: (one["task"], one["model"], one["n_train"]))]
+    """Return a board with these rows by task, and with notes, citations, environments, suites and pictures."""
+    groups = [list(group) for _, group in groupby(rows, key=itemgetter("task", "model", "n_train"))]
     titles = [f"{group[0]['task']}, {group[0]['model']}" for group in groups]
     rankings: Any = [
         SimpleNamespace(setting=SimpleNamespace(title=title), every=pd.DataFrame(group), curves=None)
@@ -77,7 +78,7 @@ def single() -> Board:
 
 @functools.cache
 def over_budgets(*names: str) -> Board:
-    """Return a board of three budgets, not to be changed: dense, strategies, references, one dearer than dense."""
+    """Return a board of three budgets: dense, strategies, references, one that costs more than dense. Read-only."""
     heights = {name: 0.8 - 0.01 * k for k, name in enumerate(names or [f"mine_{k}" for k in range(30)])}
     heights |= {"random_inside": 0.5, "random": 0.3, "oracle": 0.83, "dear": 0.9}
     cells = [("dense", 1.0, 1.0, 0.8, 100.0)]

@@ -1,4 +1,4 @@
-"""What a board tells apart: intervals, fronts, marks, items and foregrounds."""
+"""Intervals, fronts, marks, items and foregrounds of a board."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
     there = seeded("there", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0, environment="another machine or version")
     seer = seeded("oracle", [1.0, 1.0], macs_ratio=0.1, images_per_s=999.0)
     rows = build([*dense, *cheap, *good, *bad, *gpu, *there, *seer])
-    found = {row["strategy"]: (row["pareto"], row["pareto_speed"]) for row in rows}
-    assert found == {  # speeds of two devices or machines do not compare
+    by_strategy = {row["strategy"]: (row["pareto"], row["pareto_speed"]) for row in rows}
+    assert by_strategy == {  # speeds of different devices or machines are not compared
         "cheap": ("yes", "no"), "good": ("yes", "yes"), "bad": ("no", "no"), "gpu": ("no", "yes"),
         "there": ("no", "yes"), "oracle": (None, None), "dense": ("yes", "yes"),
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_several_machines_or_versions_are_said() -> None:
 
 
 def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None:
-    """Two seeds that differ by the same little: Student's t would be sure, the items are not."""
+    """Two seeds have the same small difference: Student's t over seeds is significant, items are not."""
 
     def outcomes(wrong: int, seed: int) -> Flat:
         labels = np.arange(40) % 2
@@ -64,8 +64,8 @@ def test_rows_are_marked_against_dense_and_against_random_tokens_at_their_budget
         *with_outcomes("same", drawn(0.51, 4), **both), *with_outcomes("other", drawn(0.9, 5), **lower),
         *with_outcomes("oracle", drawn(0.95, 6), budget="macs 0.5"),
     ])  # fmt: skip
-    found = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
-    assert found == {
+    by_strategy = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
+    assert by_strategy == {
         "dense": (None, None), "random_inside": ("worse", None), "mine": ("better", "better"),
         "input": ("worse", "worse"), "same": ("worse", "not significant"), "other": ("better", None),
         "oracle": ("better", "better"),
@@ -120,11 +120,11 @@ def test_a_note_says_which_differences_would_be_found() -> None:
 
 
 def on_foregrounds(shown: list[Any]) -> list[Row]:
-    """Return a board whose items show these foregrounds in each seed; five at a time, and the seeds, are alike."""
+    """Return a board with these foregrounds for each seed. Groups of five items and all seeds have equal results."""
     records = []
     for k, (name, rate) in enumerate([("dense", 0.8), ("mine", 0.7), ("other", 0.6), ("random", 0.4)]):
-        one = with_outcomes(name, np.tile(np.repeat(drawn(rate, k, 80)[:1], 5, axis=1), (3, 1)))
-        records += [row | {"test_foregrounds": text} for row, text in zip(one, shown, strict=True)]
+        rows = with_outcomes(name, np.tile(np.repeat(drawn(rate, k, 80)[:1], 5, axis=1), (3, 1)))
+        records += [row | {"test_foregrounds": text} for row, text in zip(rows, shown, strict=True)]
     return build(records)
 
 
@@ -136,8 +136,8 @@ def test_items_that_show_one_foreground_count_as_one_draw() -> None:
             without = row_of(unknown, row["strategy"])
             assert row["accuracy"] == without["accuracy"]
             for name in ("accuracy", "accuracy_delta"):
-                one, other = (each[f"{name}_high"] - each[f"{name}_low"] for each in (row, without))
-                assert one >= other - 1e-12
-                wider += one > 1.1 * other
+                width, width_without = (each[f"{name}_high"] - each[f"{name}_low"] for each in (row, without))
+                assert width >= width_without - 1e-12
+                wider += width > 1.1 * width_without
     assert wider >= 6
     assert on_foregrounds([bytes_of(np.arange(400) + 400 * seed) for seed in range(3)]) == unknown

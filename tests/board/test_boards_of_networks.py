@@ -1,4 +1,4 @@
-"""Boards of networks that are tested as they are: networks are what varies, repetitions are draws on one of them."""
+"""Boards of networks that are tested as they are: seeds are networks, repetitions are draws on one network."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ Flat = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with pictures in three classes of ImageNet, and three networks that tell these, or guess."""
+    """Return a folder with pictures in three classes of ImageNet, and three random networks for these classes."""
     root, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
     for name in CLASSES:
         (root / "pictures" / name).mkdir(parents=True)
@@ -53,11 +53,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(files: Path, out: Path, network: str, plugins: tuple[str, ...] = ("attn_topk",), **options: Any) -> None:
-    given = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"}
-    given |= {"images": f"folder:{files / 'pictures'}"} | options
+    values = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"}
+    values |= {"images": f"folder:{files / 'pictures'}"} | options
     sparsebench.run(
         list(plugins), suite="folder", model=f"timm:{ARCH}", weights=files / f"{network}.safetensors", out=out, jobs=0,
-        **given,
+        **values,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def of_three(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def named(out: Path, record: Record) -> str | None:
     known = [json.loads(text) for text in store.sidecars(out, "files").values()]
-    return {one["name"]: one["file"] for one in known}.get(str(record.cell.model.params["weights"]))
+    return {entry["name"]: entry["file"] for entry in known}.get(str(record.cell.model.params["weights"]))
 
 
 def records(out: Path) -> list[Record]:
@@ -126,12 +126,12 @@ def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
     error = stats.sem(topk - mean)
     half = row["random_inside_delta_high"] - row["random_inside_delta"]
     assert stats.t.ppf(0.975, 23) * error < half < stats.t.ppf(0.975, 23) * (error + 0.06)
-    one = judge(read(of_one)).over_budgets
-    assert one is not None and one.curves is not None
-    kept = one.curves.rows[1:]
+    ranking = judge(read(of_one)).over_budgets
+    assert ranking is not None and ranking.curves is not None
+    kept = ranking.curves.rows[1:]
     assert (kept["kept_accuracy_low"] < kept["kept_accuracy"]).all()
     assert (kept["kept_accuracy"] < kept["kept_accuracy_high"]).all()
-    assert one.every.dropna(subset="line")[["accuracy_low", "accuracy_high"]].notna().all(axis=None)
+    assert ranking.every.dropna(subset="line")[["accuracy_low", "accuracy_high"]].notna().all(axis=None)
 
 
 def test_networks_are_compared_network_by_network_and_called_by_their_files(of_three: Path) -> None:
@@ -144,14 +144,14 @@ def test_networks_are_compared_network_by_network_and_called_by_their_files(of_t
     assert row["accuracy"] == pytest.approx(np.mean(list(means.values())))
     low, high = stats.t.interval(0.95, 2, loc=row["accuracy"], scale=stats.sem(list(means.values())))
     assert row["accuracy_low"] <= max(0.0, low) and row["accuracy_high"] >= min(1.0, high)
-    said = about(gather(of_three).judged.rankings[0].setting)
-    assert "24 test images" in said and "3 networks" in said
-    assert "one.safetensors, three.safetensors, two.safetensors" in said
+    description = about(gather(of_three).judged.rankings[0].setting)
+    assert "24 test images" in description and "3 networks" in description
+    assert "one.safetensors, three.safetensors, two.safetensors" in description
     assert not any("one network" in line for line in gather(of_three).notes)
 
 
 def test_sets_of_pictures_are_called_by_their_folders(files: Path, tmp_path: Path) -> None:
-    """Cells name a set by its content, which tells people nothing."""
+    """Cells name a set of pictures by a hash, and boards by its folder."""
     other = Path(shutil.copytree(files / "pictures", tmp_path / "sketch"))
     next(other.glob("*/0.png")).unlink()
     (other / "n01440764" / "readme.txt").write_text("")
@@ -167,15 +167,15 @@ def test_sets_of_pictures_are_called_by_their_folders(files: Path, tmp_path: Pat
 
 
 def test_what_lacks_a_network_or_a_draw_is_not_ranked_and_a_note_says_so(of_three: Path, tmp_path: Path) -> None:
-    def lost(record: Record) -> bool:
+    def is_removed(record: Record) -> bool:
         cell, file = record.cell, named(of_three, record)
         whole = cell.strategy.name == "attn_topk" and file == "two.safetensors"
         drawn = cell.strategy.name == "random_inside" and file == "one.safetensors" and cell.repetition == 1
         return whole or drawn
 
-    gone = [record for record in records(of_three) if lost(record)]
-    assert len(gone) == 2
-    some = copy_without(of_three, tmp_path / "some", [record.cell_id for record in gone])
+    removed = [record for record in records(of_three) if is_removed(record)]
+    assert len(removed) == 2
+    some = copy_without(of_three, tmp_path / "some", [record.cell_id for record in removed])
     result = CliRunner().invoke(main, ["leaderboard", str(some), "--format", "csv"])
     ranks = {row["strategy"]: row["rank"] for row in csv.DictReader(io.StringIO(result.stdout))}
     assert ranks["attn_topk"] == ranks["random_inside"] == "not ranked" != ranks["random"]
@@ -184,7 +184,7 @@ def test_what_lacks_a_network_or_a_draw_is_not_ranked_and_a_note_says_so(of_thre
 
 
 def flats(strategy: str, tests: int) -> list[Flat]:
-    """Return flat records of a network that is tested so often, with the same outcome."""
+    """Return flat records of a network that is tested `tests` times, with the same outcome."""
     labels = np.arange(200) % 2
     hits = np.random.default_rng(len(strategy)).random(200) < (0.95 if strategy == "dense" else 0.8)
     outcomes = {"test_labels": bytes_of(labels), "test_predictions": bytes_of(np.where(hits, labels, 60000))}
@@ -193,7 +193,7 @@ def flats(strategy: str, tests: int) -> list[Flat]:
 
 
 def test_copies_of_one_network_make_nothing_surer_or_less_sure() -> None:
-    """Records of versions that repeated what could not differ."""
+    """Earlier versions repeated tests whose results cannot differ."""
     once = [*flats("dense", 1), *flats("mine", 1)]
     assert (
         build([*flats("dense", 3), *flats("mine", 3)]) == build([*flats("dense", 3), *flats("mine", 1)]) == build(once)

@@ -1,4 +1,4 @@
-"""A metric that a task of a plugin declares: from the plugin file to the boards, and what is wrong with one."""
+"""A metric that a plugin's task declares: from the plugin file to the boards, and errors in it."""
 
 import csv
 import json
@@ -40,14 +40,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def expected(finished: tuple[Path, str]) -> dict[str, float]:
-    """Return the mean over the seeds of what records have, by strategy."""
+    """Return the mean of the records' metric over seeds, by strategy."""
     values: dict[str, list[float]] = {}
     for record in store.read(finished[0]).values():
         metric = record.metrics["hesitation"]
         assert (metric.unit, metric.n) == ("loss", 20) and metric.value is not None and record.outcomes is not None
         values.setdefault(record.label, []).append(metric.value)
-    assert all(len(own) == 2 and own[0] != own[1] for own in values.values())
-    return {strategy: float(np.mean(own)) for strategy, own in values.items()}
+    assert all(len(seeds) == 2 and seeds[0] != seeds[1] for seeds in values.values())
+    return {strategy: float(np.mean(seeds)) for strategy, seeds in values.items()}
 
 
 def test_boards_have_a_column_of_it(finished: tuple[Path, str], expected: dict[str, float]) -> None:
@@ -80,19 +80,19 @@ def test_what_a_folder_says_of_metrics_is_checked(
 ) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    (own,) = store.sidecars(finished[0], "metrics").values()
-    about = json.loads(own)
+    (text,) = store.sidecars(finished[0], "metrics").values()
+    about = json.loads(text)
     wrong = [b"[", b"[]", b"7", *(json.dumps(about | more).encode() for more in (
         {"name": "rank"}, {"unit": ""}, {"what": 7}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
     for number, content in enumerate(wrong):
         (folder / f"{number}.json").write_bytes(content)
-    (folder / "right.json").write_text(own)
+    (folder / "right.json").write_text(text)
     assert manifests.metrics(tmp_path) == manifests.metrics(finished[0])
     assert len([line for line in caplog.messages if "is left out" in line]) == len(wrong)
 
 
 def changed(folder: Path, old: str, new: str) -> Path:
-    """Return the plugin with another text in place of one."""
+    """Return the plugin with `old` replaced by `new`."""
     text = STRIPES.read_text()
     assert old in text
     path = folder / "stripes.py"

@@ -1,4 +1,4 @@
-"""What a run's folder comes to as a board."""
+"""The board of a run's folder."""
 
 import logging
 import shutil
@@ -95,7 +95,7 @@ def rows_without(rows: Sequence[Flat], key: str) -> list[Flat]:
 
 def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
-    for settings in ([], ["1" * 64]):  # the same suite, asked for with other words, is said once
+    for settings in ([], ["1" * 64]):  # a suite that was run with other options is listed once
         store.keep(tmp_path / "suites", {"name": "quick", "version": 3, "settings": settings})
     records, board = rows_in(tmp_path), gather(tmp_path)
     assert rows_without(dicts(board.judged.rows), "trained") == rows_without(build(records), "trained")
@@ -125,5 +125,5 @@ def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(t
 
 def test_parameters_that_are_no_numbers_leave_a_board_without_pixels() -> None:
     setting = '[{"name":"t","params":{"canvas":"x"}},{"name":"vit","params":{"patch":0}}]'
-    (one,) = settings_of(frame_of([record("dense", setting=setting)]))
-    assert "pixels" not in about(one)
+    (setting_without_pixels,) = settings_of(frame_of([record("dense", setting=setting)]))
+    assert "pixels" not in about(setting_without_pixels)

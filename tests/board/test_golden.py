@@ -1,6 +1,6 @@
-"""The published boards, cell by cell and as they are shown: as they were when somebody last looked at them.
+"""Published boards compared with tests/golden, cell by cell and as they are shown.
 
-A change that is meant is written with python .ci/golden_boards.py.
+Write intended changes with python .ci/golden_boards.py.
 """
 
 import csv
@@ -25,12 +25,12 @@ WORDS = re.compile(r"[-+]?\d[\d.e-]*|\S")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "cifar")]
 
 
-def same(found: str, golden: str) -> bool:
-    """Say whether two cells are alike: numbers but for what another processor rounds otherwise, texts exactly."""
+def same(actual: str, golden: str) -> bool:
+    """Return whether two cells are equal; numbers may differ by the rounding of another processor."""
     try:
-        return math.isclose(float(found), float(golden), rel_tol=1e-6, abs_tol=1e-9)
+        return math.isclose(float(actual), float(golden), rel_tol=1e-6, abs_tol=1e-9)
     except ValueError:
-        return found == golden
+        return actual == golden
 
 
 @pytest.mark.parametrize("name", ["quick", "tuned", "cifar-networks", *SLOW])
@@ -44,17 +44,17 @@ def test_the_records_give_the_board_that_is_kept(name: str) -> None:
     assert headings == kept_headings
     assert [row[1:5] for row in rows] == [row[1:5] for row in kept]  # strategy, kind, trained, budget
     others = [
-        f"{row[1]}, {row[4]}: {heading} is {found}, and was {was}"
+        f"{row[1]}, {row[4]}: {heading} is {value}, and was {was}"
         for row, before in zip(rows, kept, strict=True)
-        for heading, found, was in zip(headings, row, before, strict=True)
-        if not same(found, was)
+        for heading, value, was in zip(headings, row, before, strict=True)
+        if not same(value, was)
     ]
     assert not others
 
 
 def test_what_is_shown_of_boards_is_what_is_kept(drawn: None) -> None:
     for name, text in golden_boards.shown():
-        lines, kept = (one.splitlines() for one in (text, (golden_boards.GOLDEN / "shown" / name).read_text("utf-8")))
+        lines, kept = (part.splitlines() for part in (text, (golden_boards.GOLDEN / "shown" / name).read_text("utf-8")))
         assert len(lines) == len(kept), name
         others = [
             f"{name}: {line!r}, and was {before!r}"

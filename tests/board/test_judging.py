@@ -1,4 +1,4 @@
-"""What benchmarks/judging.py and checkpoints.py do, in short: how often the judge errs, and how much it tells."""
+"""Short runs of benchmarks/judging.py and checkpoints.py: error rates and power of the judge."""
 
 import sys
 from pathlib import Path
@@ -15,10 +15,10 @@ from judging import World
 
 WORLDS = 200
 MOST = stats.binom.ppf(0.995, WORLDS, 0.05) / WORLDS
-"""Of the worlds, in each of ten settings: what 5 % leaves open."""
+"""Largest share of worlds with an error, if the error rate is 5 %, in each of ten settings."""
 SEED_NOISE = judging.KINDS[1:]
 SETS = 100
-"""Of pictures that checkpoints are tested on; intervals of one set are as good as one."""
+"""Number of test sets of pictures; the intervals of a set count as one sample."""
 FEWEST = stats.binom.ppf(0.0005, SETS, 0.95) / SETS
 
 
@@ -42,7 +42,7 @@ def test_equals_on_checkpoints_have_no_winner_and_what_is_better_has_won(S: int)
 
 @pytest.mark.slow
 def test_few_items_on_which_equals_differ_do_not_tell_them_apart() -> None:
-    """The reference draws at random, so that it differs by thirds from 34 others, on few of 200 items."""
+    """The reference draws at random, so it differs by thirds from 34 others, on few of 200 items."""
     world = Checkpoints(S=1, R=35, accuracy=0.98, apart=0.0)
     assert max(checkpoints.erring(world, SETS)) <= stats.binom.ppf(0.9995, SETS, 0.05) / SETS
 
@@ -75,7 +75,7 @@ def test_without_noise_of_seeds_the_judge_is_careful_and_no_more() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["items of each seed", "the same items"])
 @pytest.mark.parametrize("kind", judging.KINDS)
 def test_a_difference_beyond_the_critical_value_is_told(kind: str, shared: bool) -> None:
-    """A judge that tells nothing fails: what it asks for is no accuracy, or it is not told."""
+    """A judge that never finds a difference fails: its critical value is too large, or is not detected."""
     difference, told = judging.power(World(kind, shared=shared), 150)
     assert difference < 0.25 and told >= 0.8
 

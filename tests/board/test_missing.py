@@ -1,4 +1,4 @@
-"""A strategy that lacks cells which the others have is shown and not ranked; others are as without."""
+"""A strategy that lacks cells is shown but not ranked, and does not influence the ranks of others."""
 
 from pathlib import Path
 from typing import Any
@@ -24,25 +24,25 @@ SINGLE = [record for record in WORLD if record["macs_ratio_asked"] in (0.5, 1.0)
 
 
 def without(records: list[Flat], **values: Any) -> list[Flat]:
-    """Return the records but for those that have all these values."""
+    """Return the records without those that have all these values."""
     return [record for record in records if any(record[key] != value for key, value in values.items())]
 
 
 def ranks(records: list[Flat]) -> dict[str, set[str]]:
-    """Return the ranks that each strategy has, in boards over all tasks and by task, by budget and over all budgets."""
-    found: dict[str, set[str]] = {}
+    """Return the ranks of each strategy, over all tasks and by task, by budget and over all budgets."""
+    by_strategy: dict[str, set[str]] = {}
     for judged in (judge(records), judge(records, "task")):
-        curves = [one.curves.rows for one in judged.rankings if one.curves is not None]
+        curves = [ranking.curves.rows for ranking in judged.rankings if ranking.curves is not None]
         for rows in (judged.rows, *curves):
             for strategy, rank in zip(rows["strategy"], rows["rank"], strict=True):
-                found.setdefault(strategy, set()).add(rank)
-    return {strategy: some for strategy, some in found.items() if strategy != "dense"}
+                by_strategy.setdefault(strategy, set()).add(rank)
+    return {strategy: ranks for strategy, ranks in by_strategy.items() if strategy != "dense"}
 
 
 def curves(records: list[Flat]) -> Curves:
-    (one,) = judge(records).rankings
-    assert one.curves is not None
-    return one.curves
+    (ranking,) = judge(records).rankings
+    assert ranking.curves is not None
+    return ranking.curves
 
 
 LACKING = {
@@ -58,8 +58,8 @@ def test_who_lacks_something_is_not_ranked_and_others_are_as_without(
     lacking: dict[str, Any],
 ) -> None:
     some, rest = without(WORLD, **lacking), without(WORLD, strategy="fair")
-    found = ranks(some)
-    assert found["fair"] == {"not ranked"} and "not ranked" not in found["good"] | found["poor"]
+    by_strategy = ranks(some)
+    assert by_strategy["fair"] == {"not ranked"} and "not ranked" not in by_strategy["good"] | by_strategy["poor"]
     others = [row for row in build(some) if row["strategy"] != "fair"]
     assert others == build(rest)
     (row, *_) = [row for row in build(some) if row["strategy"] == "fair"]
@@ -85,16 +85,16 @@ def test_without_dense_nothing_is_ranked(world: list[Flat]) -> None:
 def test_what_failed_at_one_budget_is_ranked_at_none_and_what_cannot_be_is_not_missing(
     status: str,
 ) -> None:
-    lost = [record | {"status": status, "reason": "x"} if record["strategy"] == "fair"
+    failed = [record | {"status": status, "reason": "x"} if record["strategy"] == "fair"
             and record["macs_ratio_asked"] == 0.5 else record for record in WORLD]  # fmt: skip
-    fair = ranks(lost)["fair"]
+    fair = ranks(failed)["fair"]
     assert ("not ranked" in fair) == (status == "failed") == (fair == {"not ranked"})
-    assert not any("without" in line for line in notes_on(lost))
+    assert not any("without" in line for line in notes_on(failed))
 
 
 def test_a_seed_that_one_alone_has_is_wanted_of_nobody() -> None:
     more = [*WORLD, *(of_items("good", seed, asked, 0.8) for seed in (3, 4) for asked in BUDGETS)]
-    assert all("not ranked" not in found for found in ranks(more).values())
+    assert all("not ranked" not in of_strategy for of_strategy in ranks(more).values())
     assert notes_on(more, technical=False) == []
 
 

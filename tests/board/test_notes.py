@@ -1,4 +1,4 @@
-"""What is noted under a board."""
+"""The notes of a board."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_unfinished_training_and_mixed_devices_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("networks", "labels", "moved", "n", "said"),
+    ("networks", "labels", "moved", "n", "expected"),
     [
         ([""], "numbers", 1, 40, "vit: dense is right in 0 of 40 pictures, and chance would be 10"),
         (["a", "b"], "numbers", 1, 40, "vit with b: dense is right in 0 of 40 pictures, and chance would be 10"),
@@ -44,7 +44,7 @@ def test_unfinished_training_and_mixed_devices_are_named() -> None:
     ],
 )
 def test_answers_that_are_right_less_often_than_chance_are_named(
-    networks: list[str], labels: str, moved: int, n: int, said: str | None
+    networks: list[str], labels: str, moved: int, n: int, expected: str | None
 ) -> None:
     """The last network answers with the next class."""
     setting = canonical([{"name": "folder", "params": {"labels": labels}}, {"name": "timm", "params": {}}])
@@ -55,8 +55,8 @@ def test_answers_that_are_right_less_often_than_chance_are_named(
              test_predictions=bytes_of((truth + moved * (network == networks[-1])) % 4))
         for name in ("dense", "mine") for network in networks
     ]  # fmt: skip
-    found = [line.partition(": the class")[0] for line in notes_on(records) if "chance" in line]
-    assert found == ([f"folder, {said}"] if said else [])
+    notes = [line.partition(": the class")[0] for line in notes_on(records) if "chance" in line]
+    assert notes == ([f"folder, {expected}"] if expected else [])
 
 
 def test_terms_that_were_not_in_a_loss_are_named_by_strategy_and_task() -> None:

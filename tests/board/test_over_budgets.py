@@ -1,4 +1,4 @@
-"""Boards whose strategies have several budgets: a row a strategy, ranked by the area under its curve."""
+"""Boards over several budgets: one row for each strategy, ranked by the area under its curve."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ def records(
 
 
 def text(judged: Leaderboard, form: str, choice: Choice = ALL, notes: Sequence[str] = ()) -> str:
-    """Return a leaderboard as a form has it; a chosen table stands alone."""
+    """Return a leaderboard in a format; chosen columns and LaTeX have only the full table."""
     return render(report(judged, notes, whole=form != "latex" and not choice.names), form, choice)
 
 
@@ -50,9 +50,9 @@ WORLD = [
 
 
 def over(judged: Leaderboard) -> Curves:
-    one = judged.over_budgets
-    assert one is not None and one.curves is not None
-    return one.curves
+    ranking = judged.over_budgets
+    assert ranking is not None and ranking.curves is not None
+    return ranking.curves
 
 
 def row_of(board: Curves, strategy: str) -> Row:
@@ -123,22 +123,22 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     assert (
         judged.rankings[0].setting.track == "scratch" and len(over(judged).rows) == 5
     )  # the one with the most records
-    alone = over(judge(WORLD)).rows  # where nothing differs the task has no more than its name
+    alone = over(judge(WORLD)).rows  # without differences the task has only its name
     assert dicts(over(judged).rows.drop(columns="task")) == dicts(alone.drop(columns="task"))
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
-    assert {(one.task, one.setting.track) for one in by_task.rankings} == {
+    assert {(ranking.task, ranking.setting.track) for ranking in by_task.rankings} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
     assert set(by_task.rows["track"]) == {"frozen", "scratch"}
-    assert [len(one.rows) for one in by_task.rankings] == [7, 10]  # of each track its own, without the oracle
+    assert [len(ranking.rows) for ranking in by_task.rankings] == [7, 10]  # per track, without oracles
     assert not any(column.key == "track" for by in (None, "task") for column in judge(WORLD, by).columns)
     only = judge(frozen)
     assert set(only.rows["track"]) == {"frozen"}
 
 
 def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
-    """Outside of its points a curve is flat: a strategy that was asked for large budgets alone would lead."""
+    """Beyond its points a curve is flat: a strategy that was run only at large budgets would lead."""
     some = [*WORLD, *records("easy", {max(BUDGETS): 0.9})]
     board = over(judge(some))
     easy = row_of(board, "easy")
@@ -166,7 +166,7 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
 
 
 def test_every_board_begins_with_what_was_measured_and_the_best_at_each_budget() -> None:
-    """At .7 one strategy is best, below another; an oracle and baselines are none."""
+    """At 0.7 one strategy is the best, at lower budgets another; oracles and baselines do not count."""
     table = best(judge(WORLD).rankings[0])
     assert all(
         part in table.above for part in ("composite, 6 classes, 600 test images", "3 networks of model vit", "scratch")

@@ -1,4 +1,4 @@
-"""The page as readers have it: opened from a file in a real browser (see `opened`), or read as bytes."""
+"""The page, opened from a file in a real browser (see `opened`), or read as bytes."""
 
 import base64
 import csv
@@ -22,6 +22,7 @@ Open = Callable[..., Any]
 NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
 DARK = {"color_scheme": "dark"}
 SIZES = [pytest.param({}, id="wide"), pytest.param(NARROW, id="narrow", marks=pytest.mark.slow)]
+SERIOUS = ("serious", "critical")
 EMPTY = Board(Leaderboard(), Leaderboard(), ["mine on theory: 3 cells failed: it broke"])
 
 
@@ -55,7 +56,7 @@ def header(page: Any, key: str) -> Any:
 
 
 def until(page: Any, holds: Callable[[], bool]) -> None:
-    """Wait until something holds; the page's policy forbids to wait inside it."""
+    """Wait until a condition holds; the page's policy forbids waiting inside the page."""
     for _ in range(500):
         if holds():
             return
@@ -69,14 +70,14 @@ def choose(page: Any, *names: str) -> None:
 
 
 def named(page: Any) -> list[str]:
-    """Return the strategies named in the chart that are no references."""
+    """Return the strategies that the chart names, without references."""
     names = page.locator("#plot text.name").all_text_contents()
     return [name for name in names if name not in ("oracle", "random_inside") and not name.startswith("random")]
 
 
 def overlapping(boxes: list[dict[str, float]]) -> bool:
     boxes = sorted(boxes, key=lambda box: box["y"])
-    return any(one["y"] + 0.8 * one["height"] > other["y"] for one, other in itertools.pairwise(boxes))
+    return any(upper["y"] + 0.8 * upper["height"] > lower["y"] for upper, lower in itertools.pairwise(boxes))
 
 
 def test_the_first_screen_says_what_was_measured_and_what_is_best_at_each_budget(opened: Open) -> None:
@@ -103,16 +104,16 @@ def test_no_two_lines_look_alike_and_no_label_lies_on_another(opened: Open, opti
     page = opened(over_budgets(), "#" + "&".join(f"on=mine_{k}" for k in range(23)), **options)
     page.locator("#chosen").click()
     choose(page, *(f"mine_{k}" for k in range(23, 26)))
-    assert len(named(page)) == 24  # as many as can be told apart
+    assert len(named(page)) == 24  # the most that can be distinguished
     looks = [
         (one.get_attribute("class"), one.get_attribute("stroke-dasharray"))
         for one in page.locator("#plot path.line").all()
     ]
     assert len(set(looks)) == len(looks) == 24 + 3
-    boxes, picture = [one.bounding_box() for one in page.locator("#plot text.name").all()], page.locator("#plot svg")
+    boxes, picture = [box.bounding_box() for box in page.locator("#plot text.name").all()], page.locator("#plot svg")
     edges = picture.bounding_box()
-    assert not overlapping(boxes) and all(edges["y"] <= one["y"] for one in boxes)
-    assert all(one["y"] + one["height"] <= edges["y"] + edges["height"] for one in boxes)
+    assert not overlapping(boxes) and all(edges["y"] <= box["y"] for box in boxes)
+    assert all(box["y"] + box["height"] <= edges["y"] + edges["height"] for box in boxes)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -218,8 +219,8 @@ def test_what_the_table_shows_is_copied(opened: Open) -> None:
 
     lines = copy("Markdown").splitlines()
     assert len(lines) == 3 and 'a\\|b,"c" d' in lines[2] and "40.0 [39.0, 41.0]" in lines[2]
-    (found,) = csv.DictReader(io.StringIO(copy("CSV")))
-    assert found["strategy"] == 'a|b,"c"\nd' and found["accuracy, %"] == "40.0 [39.0, 41.0]"
+    (copied,) = csv.DictReader(io.StringIO(copy("CSV")))
+    assert copied["strategy"] == 'a|b,"c"\nd' and copied["accuracy, %"] == "40.0 [39.0, 41.0]"
     page.get_by_text("BibTeX of the strategies").click()
     page.get_by_role("button", name="Copy", exact=True).click()
     until(page, lambda: page.locator("#copied").inner_text() == "Copied as BibTeX.")
@@ -276,8 +277,8 @@ def test_axe_finds_nothing_serious(opened: Open, make: Callable[[], Board], opti
     page = opened(make(), "#every=", **options)
     for summary in page.locator("summary:visible").all():
         summary.click()
-    found = axe.Axe().run(page).response["violations"]
-    assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")] == []
+    violations = axe.Axe().run(page).response["violations"]
+    assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in violations if v["impact"] in SERIOUS] == []
 
 
 @pytest.mark.parametrize("options", SIZES)
@@ -290,8 +291,8 @@ def test_hostile_texts_are_texts_and_leave_the_page_as_wide_as_it_is(opened: Ope
     curves = opened(over_budgets(*HOSTILE), **options)
     curves.locator("#chosen").click()
     assert curves.locator("#names input").count() == len(HOSTILE) + 3
-    for one in (page, curves):
-        assert one.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for view in (page, curves):
+        assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_board_without_rows_says_so(opened: Open) -> None:
@@ -310,8 +311,8 @@ def test_without_scripts_the_first_screen_and_the_notes_are_there(chromium: Any,
 
 
 def test_hostile_texts_add_no_element_and_the_data_end_where_they_end() -> None:
-    names = [*HOSTILE, "\ud800"]  # no record has the last, and files beside them may
-    plain, found = (
+    names = [*HOSTILE, "\ud800"]  # records cannot have the last one, but other files can
+    plain, hostile = (
         render(
             board_of(
                 [row(name, 0.5, budget=name) for name in texts[:-1]], notes=texts, papers={x: (x, x) for x in texts}
@@ -319,24 +320,24 @@ def test_hostile_texts_add_no_element_and_the_data_end_where_they_end() -> None:
         ).decode()
         for texts in (["a"] * len(names), names)
     )
-    assert [tag for tag, _ in Seen(found).tags] == [tag for tag, _ in Seen(plain).tags]
-    assert not any(name.startswith("on") for _, attributes in Seen(found).tags for name in attributes)
-    assert not set("<>&\u2028\u2029") & set(found.split('id="data">')[1].split("</script>")[0])
+    assert [tag for tag, _ in Seen(hostile).tags] == [tag for tag, _ in Seen(plain).tags]
+    assert not any(name.startswith("on") for _, attributes in Seen(hostile).tags for name in attributes)
+    assert not set("<>&\u2028\u2029") & set(hostile.split('id="data">')[1].split("</script>")[0])
 
 
 def test_the_policy_allows_what_is_inlined_and_the_page_asks_nobody() -> None:
-    found = Seen(render(single()).decode())
-    policy = next(a["content"] or "" for _, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+    seen = Seen(render(single()).decode())
+    policy = next(a["content"] or "" for _, a in seen.tags if a.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    for tag, texts in found.texts.items():
+    for tag, texts in seen.texts.items():
         hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts}
         assert set(rules.pop(f"{tag}-src").split()) == hashes
     assert rules == {"default-src": "'none'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
     asking = {"src", "href", "srcset", "action", "data", "poster", "background", "ping", "style"}
-    named = [attributes[name] or "" for _, attributes in found.tags for name in asking & set(attributes)]
+    named = [attributes[name] or "" for _, attributes in seen.tags for name in asking & set(attributes)]
     assert named and all(url.startswith(("data:image/png;base64,", "#")) for url in named)
     assert not re.search(
-        r"@import|\beval\(|fetch\(|XMLHttpRequest", "".join(found.texts["script"] + found.texts["style"])
+        r"@import|\beval\(|fetch\(|XMLHttpRequest", "".join(seen.texts["script"] + seen.texts["style"])
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of boards: what is named, what is left out, and that everything can be read."""
+"""Pictures of boards: named lines, omitted strategies, and legible labels."""
 
 import math
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ TITLE = "Digits on photographs, ten classes. 24 networks. Tested as they are."
 
 
 def board(
-    lost: dict[str, Sequence[float]], spent: dict[str, float] | None = None, last: int = 0
+    losses: dict[str, Sequence[float]], spent: dict[str, float] | None = None, last: int = 0
 ) -> tuple[pd.DataFrame, Curves]:
-    """Return strategies that lose so many points at each budget, the first ones ranked together."""
+    """Return rows and curves of strategies with these losses in points; the first `last` share their ranks."""
     kinds = {"oracle": "oracle", "random": "baseline", "random_inside": "baseline"}
 
     def point(name: str, asked: float, macs: float, less: float) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def board(
 
     points_of = [point("dense", 1.0, 1.0, 0.0)]
     rows = [{"strategy": "dense", "kind": "baseline", "rank": "not ranked", "accuracy": 0.9}]
-    for place, (name, points) in enumerate(lost.items(), 1):
+    for place, (name, points) in enumerate(losses.items(), 1):
         rank = "not ranked" if name == "oracle" else f"1-{last}" if place <= last else str(place)
         rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), "rank": rank})
         times = (spent or {}).get(name, 1.0)
@@ -55,7 +55,7 @@ ALIKE = {f"strategy_{i:02}": (0.1, 0.2, 1 + i / 1000) for i in range(12)}
 
 
 def boxes(figure: Figure) -> dict[str, tuple[float, float, float, float]]:
-    """Return where the texts of a figure that can be seen are, in pixels."""
+    """Return the boxes of a figure's visible texts, in pixels."""
     with style.sheet():
         figure.draw_without_rendering()
     beyond = {
@@ -69,29 +69,29 @@ def boxes(figure: Figure) -> dict[str, tuple[float, float, float, float]]:
 
 
 def lines(figure: Figure) -> dict[str, tuple[str, str]]:
-    """Return colour and dashes of the lines that have a name."""
-    found = [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
-    return {str(line.get_label()): (to_hex(line.get_color()), str(line._dash_pattern)) for line in found}  # type: ignore[attr-defined]
+    """Return colour and dashes of the named lines."""
+    named = [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
+    return {str(line.get_label()): (to_hex(line.get_color()), str(line._dash_pattern)) for line in named}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("width", "more"), [("one", REFERENCES), ("two", REFERENCES), ("two", {})])
 def test_labels_of_strategies_that_end_together_can_be_read(width: str, more: dict[str, Any]) -> None:
     figure = picture.curves(*board(ALIKE | more), TITLE, list(ALIKE), width)
-    found = boxes(figure)
-    labels = {name: found[name] for name in (*ALIKE, *more)}
-    for (one, a), (other, b) in combinations(labels.items(), 2):
-        assert a[3] <= b[1] or b[3] <= a[1], (one, other)
+    texts = boxes(figure)
+    labels = {name: texts[name] for name in (*ALIKE, *more)}
+    for (name, a), (other, b) in combinations(labels.items(), 2):
+        assert a[3] <= b[1] or b[3] <= a[1], (name, other)
     area = figure.axes[0].get_window_extent().extents
     height = max(box[3] - box[1] for box in labels.values())
-    assert all(box[0] > area[2] for box in labels.values())  # right of the axes, and beside them
+    assert all(box[0] > area[2] for box in labels.values())  # right of the axes
     assert all(area[1] - 2 * height < (box[1] + box[3]) / 2 < area[3] + 2 * height for box in labels.values())
-    for text, (left, bottom, right, top) in found.items():
+    for text, (left, bottom, right, top) in texts.items():
         assert left >= 0 and bottom >= 0 and right <= figure.bbox.width and top <= figure.bbox.height, text
     assert figure.get_figwidth() == style.COLUMNS[width]
     order = sorted(ALIKE, key=lambda name: -labels[name][1])
-    assert order == list(ALIKE)  # as their lines end
-    # A line joins the end of each strategy with its name, right of the axes.
-    joints = [one for one in figure.axes[0].lines if not one.get_clip_on() and len(one.get_xdata()) > 1]
+    assert order == list(ALIKE)  # in the order of the ends of their lines
+    # A line connects the end of each strategy's curve with its name, right of the axes.
+    joints = [line for line in figure.axes[0].lines if not line.get_clip_on() and len(line.get_xdata()) > 1]
     to_pixels = figure.axes[0].transData.transform
     ends = {line.get_label(): line.get_xydata()[-1] for line in figure.axes[0].lines}
     joined = set()
@@ -116,13 +116,13 @@ def test_named_lines_differ_in_colour_or_dash() -> None:
 
 def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
     rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}
-    lost = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
-    frame = board(lost, last=4)
+    losses = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
+    frame = board(losses, last=4)
     named = set(lines(picture.curves(*frame, TITLE)))
     assert {"early", "steady", *REFERENCES} < named and "worse" not in named
     assert len(named) == 6 + len(REFERENCES)
     grey = [line for line in picture.curves(*frame, TITLE).axes[0].lines if to_hex(line.get_color()) == style.PALE]
-    assert len(grey) == len(lost) - len(named)
+    assert len(grey) == len(losses) - len(named)
 
 
 def test_a_line_begins_at_dense_and_has_a_bar_and_a_mark_at_each_budget() -> None:
@@ -159,8 +159,8 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
     figure = picture.curves(*board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), TITLE)
     assert -30 < figure.axes[0].get_ylim()[0] < -20
     fair = {"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1)}
-    for lost, named in ((4, "random"), (4.8, "random (-5)"), (40, "random (-40)")):  # four times what others lose
-        low = picture.curves(*board({**fair, "random": (0.5, 1, lost)}), TITLE)
+    for loss, named in ((4, "random"), (4.8, "random (-5)"), (40, "random (-40)")):  # four times the loss of the others
+        low = picture.curves(*board({**fair, "random": (0.5, 1, loss)}), TITLE)
         assert (low.axes[0].get_ylim()[0] < -4) == (named == "random") and named in boxes(low)
     for alone in ({"good": (0.05, 0.05, 0.05)}, {"random": (0.05, 0.05, 0.05)}):
         assert picture.curves(*board(alone), TITLE).axes[0].get_ylim() == pytest.approx((-0.53, 0.23), abs=0.01)
@@ -197,14 +197,14 @@ VALUES = pd.DataFrame(
 @pytest.mark.parametrize("width", list(style.COLUMNS))
 def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
     figure = picture.dots(VALUES, TITLE, "training samples", width=width, samples=True)
-    found = boxes(figure)
+    texts = boxes(figure)
     rows = {text.get_text(): -text.get_window_extent().y0 for text in figure.axes[0].get_yticklabels()}
     assert sorted(rows, key=lambda name: rows[name]) == ["oracle", "fast", "dense", "slow", "never"]
-    assert not {"unmeasured", "dear"} & set(found) and any("not reached" in text for text in found)
-    assert all(box[2] <= figure.bbox.width and box[1] >= 0 for box in found.values())
+    assert not {"unmeasured", "dear"} & set(texts) and any("not reached" in text for text in texts)
+    assert all(box[2] <= figure.bbox.width and box[1] >= 0 for box in texts.values())
     places = {str(line.get_label()): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].lines}
     assert places["strategy"] == [(10, 1), (120, 3)] and places["dense"] == [(60, 2)]
-    assert {"strategy", "dense", "oracle (knows the relevant tokens)"} <= set(found)  # its legend can be read
+    assert {"strategy", "dense", "oracle (knows the relevant tokens)"} <= set(texts)  # its legend can be read
     heights = np.array([text.get_window_extent().height for text in figure.axes[0].get_yticklabels()])
     apart = np.diff(sorted(rows.values()))
     assert (heights.max() < apart).all() and (apart < 2.5 * heights.max()).all()
@@ -221,7 +221,7 @@ def call(*words: object) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of the records of a few strategies; do not write to it."""
+    """Return a folder with the records of a few strategies; do not write to it."""
     folder, rows = tmp_path_factory.mktemp("few"), store.rows(QUICK)
     rows = rows.filter(pc.field("strategy").isin(["dense", "tome", "noise", "attn_topk", "random_inside", "oracle"]))
     table.write(folder / "records" / "few.parquet", rows, store.sidecars(QUICK, *store.SIDECARS))
@@ -230,8 +230,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path, drawn: None) -> None:
     for name, *words in (("board.svg", "--strategies", "tome, noise"), ("gap.pdf", "--of", "gap", "--width", "one")):
-        code, said = call(few, "--picture", tmp_path / name, *words)
-        assert code == 0 and "written" in said
+        code, output = call(few, "--picture", tmp_path / name, *words)
+        assert code == 0 and "written" in output
     texts, gap = (tmp_path / "board.svg").read_text(encoding="utf-8"), (tmp_path / "gap.pdf").read_bytes()
     assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts
     assert "depth 5" in texts and "nan" not in texts.lower().replace("dominant-", "")
@@ -250,8 +250,8 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_pa
 def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(
     few: Path, words: list[str], named: str, drawn: None
 ) -> None:
-    code, said = call(few, *words)
-    assert code == 2 and named in said and "Traceback" not in said and not Path("board.png").exists()
+    code, output = call(few, *words)
+    assert code == 2 and named in output and "Traceback" not in output and not Path("board.png").exists()
 
 
 def test_a_board_without_results_says_so_in_place_of_an_empty_chart() -> None:

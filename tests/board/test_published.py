@@ -30,7 +30,7 @@ def differing(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a published board, not to be written to."""
+    """Return a published board; do not write to it."""
     folder = tmp_path_factory.mktemp("boards") / "one"
     write_board(folder)
     published.write(published.board_files(folder))
@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def board(whole: Path, tmp_path: Path) -> Path:
-    """Return a published board, in a folder of several things."""
+    """Return a copy of the published board, in a folder with other files."""
     (tmp_path / "boards" / "figures").mkdir(parents=True)
     return Path(shutil.copytree(whole, tmp_path / "boards" / "one"))
 
@@ -51,38 +51,38 @@ def call(*words: object) -> tuple[int, str]:
 
 def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(board: Path) -> None:
     assert differing(board) == [] and published.write(published.board_files(board)) == []
-    code, said = call(board.parent, "--check")
-    assert code == 0 and "one: as it must be" in said
+    code, output = call(board.parent, "--check")
+    assert code == 0 and "one: as it must be" in output
 
 
 def test_files_that_were_changed_or_are_missing_are_named_and_mended(board: Path) -> None:
     contents = {name: (board / name).read_bytes() for name in ("leaderboard.csv", "leaderboard.md")}
     for name, content in contents.items():
         (board / name).write_bytes(content.replace(b"0", b"1", 1))
-    code, said = call(board.parent, "--check")
-    assert code == 1 and "one: not what the records give: " in said and "--update" in said
-    assert all(name in said and (board / name).read_bytes() != content for name, content in contents.items())
+    code, output = call(board.parent, "--check")
+    assert code == 1 and "one: not what the records give: " in output and "--update" in output
+    assert all(name in output and (board / name).read_bytes() != content for name, content in contents.items())
     (board / "leaderboard.md").unlink()
     assert sorted(differing(board)) == [*contents]
-    code, said = call(board.parent, "--update")
+    code, output = call(board.parent, "--update")
     assert code == 0 and {name: (board / name).read_bytes() for name in contents} == contents
-    assert all(name in said.partition("written: ")[2] for name in contents)
+    assert all(name in output.partition("written: ")[2] for name in contents)
 
 
 def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path, drawn: None) -> None:
-    wanted = published.board_files(board)
-    published.write(wanted)
+    contents_of_board = published.board_files(board)
+    published.write(contents_of_board)
     path = board / "leaderboard.png"
     with Image.open(path) as image:
         picture = image.convert("RGB")
     picture.save(path, pnginfo=None, compress_level=1)  # other bytes, the same pixels
-    assert published.differences(wanted) == []
+    assert published.differences(contents_of_board) == []
     for wrong in (picture.rotate(180), picture.resize((8, 8)), Image.new("RGB", picture.size)):
         wrong.save(path)
-        assert published.differences(wanted) == [path]
+        assert published.differences(contents_of_board) == [path]
     path.write_bytes(Path("/etc/hostname").read_bytes())
-    code, said = call(board.parent, "--check")
-    assert code == 1 and "leaderboard.png" in said
+    code, output = call(board.parent, "--check")
+    assert code == 1 and "leaderboard.png" in output
 
 
 def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) -> None:
@@ -92,8 +92,8 @@ def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) ->
     records = [first.model_copy(update={"metrics": better}), *others]
     table.write(path, table.table_of((record, 0) for record in records), table.sidecars(path))
     published.write(published.board_files(board))
-    code, said = call(board.parent, "--check")
-    assert code == 1 and f"cell {first.cell_id}" in said and "accuracy is 0.95" in said
+    code, output = call(board.parent, "--check")
+    assert code == 1 and f"cell {first.cell_id}" in output and "accuracy is 0.95" in output
 
 
 def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
 
 def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
     write_board(tmp_path)
-    code, said = call(tmp_path, "--update")
-    assert code == 0 and "leaderboard.png" in said and (tmp_path / "leaderboard.csv").exists()
+    code, output = call(tmp_path, "--update")
+    assert code == 0 and "leaderboard.png" in output and (tmp_path / "leaderboard.csv").exists()
 
 
 def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
     (record,) = map(table.record_of, table.rows_of(rows))
     about = {"name": record.cell.strategy.name, "revision": record.origin.revision, "kind": "baseline", "site": "input",
              "trained": False, "adaptive": False, "citation": "", "bibtex": "@article{one}"}  # fmt: skip
-    described = {f"strategies/{k}.json": json.dumps(one) for k, one in
+    described = {f"strategies/{k}.json": json.dumps(entry) for k, entry in
                  enumerate((about, about | {"name": "not in it", "bibtex": "@article{other}"}))}  # fmt: skip
     table.write(tmp_path / "records" / "one.parquet", rows, described)
     assert call(tmp_path, "--format", "bibtex") == (0, "@article{one}\n\n")
@@ -125,7 +125,7 @@ PAGE = "above\n<!-- one board -->\nold\n<!-- end of one board -->\nbetween\n<!--
 
 @pytest.fixture
 def project(board: Path, tmp_path: Path) -> Path:
-    """Return a folder of a board, of verdicts, and of documents that show them."""
+    """Return a folder with a board, verdicts, and documents that show both."""
     (tmp_path / "boards" / "paper").mkdir()
     (tmp_path / "boards" / "paper" / "verdicts.md").write_text("| claim |\n")
     (tmp_path / "boards" / "paper" / "figure.png").write_bytes(b"new")
@@ -137,9 +137,9 @@ def project(board: Path, tmp_path: Path) -> Path:
 
 
 def test_update_writes_what_is_between_the_marks_and_nothing_else(project: Path) -> None:
-    code, said = call(project / "boards", "--update")
+    code, output = call(project / "boards", "--update")
     page = project / "docs" / "results" / "page.md"
-    assert code == 0 and f"{page}: written" in said and "README.md" not in said
+    assert code == 0 and f"{page}: written" in output and "README.md" not in output
     board = (project / "boards" / "one" / "leaderboard.md").read_text()
     assert page.read_text() == PAGE.replace("old\n", board).replace("verdicts -->\n<", "verdicts -->\n| claim |\n<", 1)
     assert (project / "docs" / "results" / "paper" / "figure.png").read_bytes() == b"new"
@@ -153,11 +153,11 @@ def test_check_names_the_documents_in_which_one_figure_is_another(project: Path)
     contents = {name: (project / name).read_bytes() for name in names}
     for name, content in contents.items():
         (project / name).write_bytes(content.replace(names[name], b"7", 1))
-    code, said = call(project / "boards", "--check")
-    assert code == 1 and "--update" in said
+    code, output = call(project / "boards", "--check")
+    assert code == 1 and "--update" in output
     for name, content in contents.items():
-        assert f"{project / name}: does not show what is in" in said
-        assert (project / name).read_bytes() != content  # it is looked at, not mended
+        assert f"{project / name}: does not show what is in" in output
+        assert (project / name).read_bytes() != content  # compared, not repaired
     assert call(project / "boards", "--update")[0] == 0
     assert {name: (project / name).read_bytes() for name in names} == contents
 

@@ -1,4 +1,4 @@
-"""Tables of boards: in each format, in a terminal's width, and as a DataFrame that can be computed with."""
+"""Tables of boards: in each format, in the width of a terminal, and as a DataFrame."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ NOTES = ["broken on theory: 2 cells failed: it broke"]
 
 
 def render(rows: list[dict[str, Any]], form: str, notes: Sequence[str] = ()) -> str:
-    """Return rows of a board as a form has them."""
+    """Return rows of a board in a format."""
     shown = (*(columns.BY_TASK if rows and "task" in rows[0] else ()), *columns.COLUMNS)
     table = Table(rows, shown, explained=True)
     return write(Report([table], table, notes), form)
@@ -82,7 +82,7 @@ def test_markdown_joins_values_and_intervals() -> None:
     assert shown["N50"] == "12.3 [8, not reached]"
     assert shown["gap reduction, points"] == "-6.2 [-10.0, +10.0]" and shown["images/s"] == "12,346"
     assert shown["gap, %"] == "50.0 [37.5, 62.5]" and shown["average - worst, %"] == "25.0"
-    assert shown["vs dense"] == "better" and "its reduction" not in shown  # of which files have columns
+    assert shown["vs dense"] == "better" and "its reduction" not in shown  # files have its column
     shown = dict(zip(cells(header), cells(oracle), strict=True))
     assert shown["rank"] == shown["gap, %"] == shown["MACs / dense"] == "-"
     assert shown["N50"] == "not reached" and shown["accuracy, %"] == "75.0"
@@ -92,7 +92,7 @@ def test_a_bar_in_a_label_does_not_break_a_markdown_table() -> None:
     *_, line = (
         render([row(strategy="mine(a=x|y)", kind="deployable", budget="macs 0.5")], "md").split("\n\n")[0].splitlines()
     )
-    assert line.replace("\\|", "").count("|") == 4  # three columns have something
+    assert line.replace("\\|", "").count("|") == 4  # three columns have values
 
 
 def test_json_is_strict_and_has_every_column() -> None:
@@ -100,9 +100,9 @@ def test_json_is_strict_and_has_every_column() -> None:
         raise AssertionError(word)
 
     text = render(ROWS, "json", NOTES)
-    found = json.loads(text, parse_constant=refuse)
-    assert found == [{key: short(value) for key, value in r.items()} for r in ROWS]
-    assert all(list(r) == list(COLUMNS) for r in found)
+    rows = json.loads(text, parse_constant=refuse)
+    assert rows == [{key: short(value) for key, value in r.items()} for r in ROWS]
+    assert all(list(r) == list(COLUMNS) for r in rows)
 
 
 def test_csv_gives_every_value_back() -> None:
@@ -118,7 +118,7 @@ def test_latex_is_a_booktabs_table_with_the_legend_as_its_caption_and_notes_in_c
     for command in (r"\begin{tabular}", r"\toprule", r"\bottomrule", r"\end{tabular}", r"\begin{table*}", r"\caption{"):
         assert text.count(command) == 1
     assert r"mine(a\_b=1)" in text and text.count(r"\midrule") == 2  # below the head, and before oracles
-    assert text.splitlines()[-1] == f"% {NOTES[0]}" and "not reached: the most" in text
+    assert text.splitlines()[-1] == f"% {NOTES[0]}" and "not reached: the largest" in text
 
 
 @pytest.mark.parametrize("form", ["html", "", "MD"])
@@ -154,13 +154,13 @@ WHOLE, BARE = 6 + 10 + 8 + 3 * 20 + 5 * 2, 6 + 10 + 8 + 10 + 6 + 7 + 5 * 2
 )
 def test_intervals_go_first_then_columns_in_their_order(width: int, shown: str) -> None:
     """A star stands for an interval."""
-    assert " ".join(one.key + "*" * one.interval for one in fit([LINE], NARROW, width)[1]) == shown
+    assert " ".join(column.key + "*" * column.interval for column in fit([LINE], NARROW, width)[1]) == shown
 
 
 def test_the_longest_texts_end_where_there_is_no_room() -> None:
     rows, columns = fit([LINE | {"strategy": "a" * 90}], NARROW, 60)
     assert rows[0]["strategy"].endswith("a\u2026") and len(rows[0]["strategy"]) == 60 - 6 - 10 - 2 * 2
-    assert [one.key for one in columns] == ["rank", "strategy", "accuracy"]
+    assert [column.key for column in columns] == ["rank", "strategy", "accuracy"]
     assert fit([LINE | {"strategy": "a" * 90}], NARROW, 1)[0][0]["strategy"] == "a" * 11 + "\u2026"
 
 
@@ -181,16 +181,16 @@ def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
 @pytest.mark.parametrize("arguments", [("--by", "task"), ("--view", "pairs")], ids=str)
 def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...]) -> None:
     def width(*more: str) -> int:
-        """Return that of the first table, without a title above it."""
-        said = CliRunner().invoke(main, ["leaderboard", str(GOLDEN), *arguments, *more]).stdout
-        return next(max(map(len, lines)) for part in said.split("\n\n") if len(lines := part.splitlines()) > 1)
+        """Return the width of the first table, without its title."""
+        text = CliRunner().invoke(main, ["leaderboard", str(GOLDEN), *arguments, *more]).stdout
+        return next(max(map(len, lines)) for part in text.split("\n\n") if len(lines := part.splitlines()) > 1)
 
     assert width() <= 100 < width("--wide")
 
 
 LABELS = [
     {"rank": "1-3", "strategy": "far(power=1.0, on=True)", "budget": "macs 0.5", "trained": "no", "pareto": "yes",
-     "sample_complexity": math.inf},
+     "pareto_speed": "yes", "sample_complexity": math.inf},
     {"rank": "2", "strategy": "far", "budget": "keep 0.7 power-floor @0,1", "trained": "yes", "sample_complexity": 8},
     {"rank": "not ranked", "strategy": "dense", "budget": "macs 1", "trained": "no", "sample_complexity": None},
 ]  # fmt: skip
@@ -198,7 +198,7 @@ LABELS = [
 
 def test_a_frame_has_infinity_where_nothing_is_reached_and_columns_of_parameters_budgets_and_ranks() -> None:
     table = frame(
-        pd.DataFrame(LABELS), [one._replace(interval=False) for one in columns.COLUMNS if one.key in LABELS[0]]
+        pd.DataFrame(LABELS), [column._replace(interval=False) for column in columns.COLUMNS if column.key in LABELS[0]]
     )
     numbers = table["sample_complexity"]
     assert numbers.dtype == float and numbers[0] == math.inf and math.isnan(numbers[2])
@@ -216,6 +216,6 @@ def test_every_column_of_a_published_board_says_what_it_is_and_no_number_is_text
     lowest = table[table["macs_at_2_at_most"]]
     assert set(lowest["strategy"]) == {"oracle"} and lowest["macs_at_2"].round(3).unique().tolist() == [0.406]
     nothing = frame(pd.DataFrame([dict.fromkeys(COLUMNS)]), columns.COLUMNS)
-    numbers = [key for one in columns.COLUMNS if one.shown != "text" for key in one.keys]
+    numbers = [key for column in columns.COLUMNS if column.shown != "text" for key in column.keys]
     assert all(pd.api.types.is_numeric_dtype(nothing[key]) for key in numbers)
     assert not table.isin(["yes", "no", "not reached"]).any(axis=None)

@@ -1,4 +1,4 @@
-"""Whatever a board says of a task, it says of the one that was run."""
+"""Boards name only the tasks that were run."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ RUNS = {
     scope="module", params=["stripes", pytest.param("theory", marks=[pytest.mark.theory, pytest.mark.slow])]
 )
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
-    """Return a task, the folder of a run of it alone, and what the command said; do not write to the folder."""
+    """Return a task, the folder of a run of this task alone, and the command's output; do not write to the folder."""
     out = tmp_path_factory.mktemp(request.param)
     line = ["run", *RUNS[request.param], "--seeds", 2, "--out", out, "--jobs", 0, "--format", "md"]
     done = CliRunner().invoke(main, list(map(str, line)))
@@ -41,16 +41,16 @@ def others(task: str) -> set[str]:
 
 
 def texts_of(board: Board) -> list[str]:
-    """Return all that is written in the pictures of a board."""
+    """Return all texts in the pictures of a board."""
     figures = [picture.draw(board, what) for what in picture.quantities(board)]
     return [text.get_text() for figure in figures for text in figure.findobj(Text)]
 
 
 def test_no_output_of_a_task_names_another(alone: tuple[str, Path, str], drawn: None) -> None:
-    task, out, said = alone
+    task, out, output = alone
     board = gather(out)
     made = {name: content.decode() for name, content in files(board).items() if not name.endswith(".png")}
-    made |= {"said": said, "picture": "\n".join(texts_of(board))}
+    made |= {"output": output, "picture": "\n".join(texts_of(board))}
     for form in (*FORMATS, "html"):
         line = ["leaderboard", str(out), "--format", form, "--by", "task"]
         made[f"by task, {form}"] = CliRunner().invoke(main, line).stdout

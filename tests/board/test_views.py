@@ -107,7 +107,7 @@ def test_the_table_of_a_paper_has_dense_and_then_each_budget_with_its_most_accur
         of_board = judged[row["strategy"], row["budget"]]
         for key in ("macs", "macs_ratio", "accuracy", "accuracy_delta", "accuracy_delta_low", "accuracy_delta_high"):
             assert row[key] == pytest.approx(of_board[key])
-    assert [row["speed_up"] for row in rows] == [1.0, 1.6, 1.5, None, 2.345]  # another machine's do not compare
+    assert [row["speed_up"] for row in rows] == [1.0, 1.6, 1.5, None, 2.345]  # not of another machine
     assert [row["parameters"] for row in rows][:3] == [22.05e6, None, 22.05e6] and rows[1]["accuracy_top5"] is None
 
 
@@ -117,8 +117,8 @@ def test_people_see_percent_points_and_thousand_millions_and_what_was_timed() ->
     assert dense["top-1, %"] == "79.8" and dense["gain over dense, points"] == "-" and dense["params, M"] == "22.1"
     assert tome["GMACs"] == "2.30" and tome["top-5, %"] == "95.0" and tome["speed-up"] == "1.50"
     assert tome["gain over dense, points"].startswith("-1.8 [") and evit["params, M"] == evit["top-5, %"] == "-"
-    for said in ("deit", "H100", "bfloat16", "batch 200", "oracle"):
-        assert said in text
+    for detail in ("deit", "H100", "bfloat16", "batch 200", "oracle"):
+        assert detail in text
     old = [{key: x for key, x in row.items() if key not in ("parameters", "timed_batch")} for row in PAPER_ROWS]
     (row, *_), text = shown_in_markdown(of_paper(old, "md")), of_paper(old, "md")
     assert "params, M" not in row and "batch" not in text
@@ -135,7 +135,7 @@ def test_latex_of_a_paper_has_the_best_of_each_budget_in_bold_rules_between_budg
     worse = [*measured("worse", 0.6, 0.5, 1.0), *measured("worse", 0.5, 0.25, 1.0)]
     text = of_paper([*PAPER_ROWS, *worse], "latex")
     bold = re.findall(r"^(\w+) .*\\textbf\{([\d.]+)\}", text, re.MULTILINE)
-    assert bold == [("evit", "79.0"), ("evit", "70.0"), ("tome", "70.0")]  # as many as show the same number
+    assert bold == [("evit", "79.0"), ("evit", "70.0"), ("tome", "70.0")]  # all rows that show the same number
     assert text.count(r"\midrule") == 3 and text.count(r"\toprule") == text.count(r"\bottomrule") == 1
     assert "$-$1.8 [" in text and not re.search(r"[ \[]-\d", text)
     assert re.search(r"^\\label\{tab:[a-z0-9-]+\}$", text, re.MULTILINE)
@@ -167,7 +167,7 @@ def test_names_of_strangers_are_text_in_latex(tmp_path: Path) -> None:
 
 
 def timed(folder: Path, **other: Any) -> Path:
-    """Write what `sparsebench speed` measured, with other values in all rows."""
+    """Write the results of `sparsebench speed`, with `other` values in all rows."""
     base = {"network": "deit_small", "mode": "eager", "precision": "bfloat16", "device": "H100", "memory": 2e9} | other
     rows = [
         base | {"strategy": name, "budget": budget, "batch": batch, "latency": latency, "speed_up": up,
@@ -229,12 +229,10 @@ def test_sets_of_pictures_have_a_column_each_and_ranks_within_a_budget() -> None
     usual, hard = {"dense": 0.8, "a": 0.75, "b": 0.5}, {"dense": 0.3, "a": 0.1, "b": 0.25}
     (table,) = views.shifts(judge([*seen("sketch", hard), *seen("imagenet", usual)], "task").rankings).tables
     assert [column.heading for column in table.columns[2:]] == ["imagenet", "rank", "sketch", "rank"]
-    found = [
-        (row["strategy"], row["accuracy_0"], row["rank_0"], row["accuracy_1"], row["rank_1"]) for row in table.rows
-    ]
-    assert [row[0] for row in found] == ["dense", "a", "b"] and found[0][2::2] == ("", "")
-    assert [row[2::2] for row in found[1:]] == [("1", "2"), ("2", "1")]
-    assert found[2][1::2] == pytest.approx((0.5, 0.25))
+    rows = [(row["strategy"], row["accuracy_0"], row["rank_0"], row["accuracy_1"], row["rank_1"]) for row in table.rows]
+    assert [row[0] for row in rows] == ["dense", "a", "b"] and rows[0][2::2] == ("", "")
+    assert [row[2::2] for row in rows[1:]] == [("1", "2"), ("2", "1")]
+    assert rows[2][1::2] == pytest.approx((0.5, 0.25))
     assert not table.legend, "two strategies have no order to speak of"
 
 

@@ -84,7 +84,7 @@ def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_on
     says = (
         "folder, timm: dense is right in 0 of 40 pictures, and chance would be 10: the class folders are probably in "
     )
-    says += "another order than the head's classes; say it with --task folder:classes=FILE"
+    says += "another order than the head's classes; give their order with --task folder:classes=FILE"
     assert done.exit_code == 0 and f"warning: {says}" in done.stderr.splitlines()[-4:]
     assert says in (tmp_path / "out" / "leaderboard.md").read_text()
     with caplog.at_level(logging.WARNING):

@@ -3,9 +3,10 @@
 
 const LINEAR = 2; // points of loss below which the axis is linear; above it is logarithmic
 const TICKS = [0, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10, 20, -20, -50, -100];
-const BEYOND = 4; // random tokens at the input are beyond the axis if they lose so many times what all others do
-const MOST = 24; // strategies that colours and dashes tell apart
-const DASHES = ["", "6 2", "9 2 2 2", "2 2"]; // with colours and shapes in the order of the pictures
+const BEYOND = 4; // the axis leaves out `random` if it loses more than this many times the largest loss of the others
+const MOST = 24; // number of strategies that colours and dashes can distinguish
+const MOST_DOTS = 60; // rows of a table of dots
+const DASHES = ["", "6 2", "9 2 2 2", "2 2"]; // colours, shapes and dashes have the same order as in pictures
 const FIRST = [0, 1, 2, 3, 1, 3]; // dash of the first line of each colour
 const REFERENCES = new Map([
   ["oracle", "8 3 1 3"],
@@ -38,7 +39,7 @@ function svg(name, attributes = {}, ...children) {
 const rule = (kind, x1, y1, x2, y2) => svg("line", { class: kind, x1, y1, x2, y2 });
 const words = (text, x, y, anchor = "middle") => svg("text", { x, y, "text-anchor": anchor }, text);
 
-/** Return the strategies that cost less than dense, with their points from dense on; x is a cost. */
+/** Return the lines of the strategies that cost less than dense, each beginning at dense; x is the cost. */
 function linesOf(setting, axis) {
   const dense = setting.rows.find((row) => row.strategy === "dense");
   const from = dense?.[axis];
@@ -56,7 +57,7 @@ function linesOf(setting, axis) {
   return [...lines.values()];
 }
 
-/** Return the lowest and highest points that the axis must have. */
+/** Return the ends of the vertical axis, in points. */
 function span(lines) {
   const lowest = (of) => Math.min(-0.5, ...of.flatMap((line) => line.points.map((p) => p.low ?? p.y)));
   const random = lines.filter((line) => line.name === "random");
@@ -65,7 +66,7 @@ function span(lines) {
   return [bottom, Math.max(0.2, ...lines.flatMap((line) => line.points.map((p) => p.high ?? p.y)))];
 }
 
-/** Return rising places at least so far apart, near those wanted, between two ends where there is room. */
+/** Return rising positions near the wanted ones, at least `distance` apart, and between two ends if there is room. */
 function apart(wanted, distance, first, last) {
   const lower = (places) => {
     let least = first;
@@ -79,7 +80,7 @@ function apart(wanted, distance, first, last) {
   return higher(lower(down.map((y, k) => (y + up[k]) / 2)));
 }
 
-/** Return round numbers between two, about so many. */
+/** Return round numbers between two numbers, about `most` or fewer. */
 function ticksOf(low, high, most) {
   const size = 10 ** Math.floor(Math.log10((high - low) / most || 1));
   const step = size * ([1, 2, 5].find((times) => (high - low) / (times * size) <= most) ?? 10);
@@ -87,7 +88,7 @@ function ticksOf(low, high, most) {
   return Array.from({ length: Math.floor(high / step + 1e-6) - first + 1 }, (_, k) => +((first + k) * step).toFixed(9));
 }
 
-/** Draw lines into a place: those that are on with colours and names, references, and all others grey. */
+/** Draw lines into an element: chosen lines with colours and names, references, and all others in grey. */
 function drawLines(place, { lines, on, axis, onHover, toggle }) {
   const shown = lines.filter((line) => on.includes(line.name) || REFERENCES.has(line.name));
   const named = shown.length ? shown : lines;
@@ -100,7 +101,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
     floor = height - margin.bottom;
   const xs = named.flatMap((line) => line.points.map((p) => p.x));
   const [least, most] = [Math.min(...xs), Math.max(...xs)];
-  const [from, to] = axis === "speed_up" ? [least, most] : [most, least]; // of MACs dense, the dearest, is at the left
+  const [from, to] = axis === "speed_up" ? [least, most] : [most, least]; // dense, with the most MACs, is at the left
   const x = (value) => margin.left + ((value - from) / (to - from || 1)) * (right - margin.left);
   const [bottom, top] = span(named).map((y) => Math.asinh(y / LINEAR));
   const room = 0.04 * (top - bottom);
@@ -184,7 +185,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
   place.replaceChildren(picture);
 }
 
-/** Return how a line is drawn: by its place among those that are on, no two alike, or as a reference. */
+/** Return the style of a line: by its position among the chosen lines, all different, or that of a reference. */
 function look({ name }, on) {
   const place = on.indexOf(name);
   if (place < 0)
@@ -197,14 +198,14 @@ function signed(value, digits) {
   return `${+text === 0 ? "" : value < 0 ? "-" : "+"}${text}`;
 }
 
-/** Return a table with a dot and an interval a row, the best on top, and those that were not reached last. */
-function dots(setting, column, wide, limit = 60) {
+/** Return a table with a dot and an interval in each row, the best on top, "not reached" last. */
+function dots(setting, column, wide) {
   const { key, unit } = column,
     logarithmic = unit === "samples";
   const rows = setting.rows.filter((row) => row[key] != null && !isCostly(row));
   const order = (row) => (typeof row[key] === "number" ? row[key] : Infinity) * (column.falling ? -1 : 1);
   rows.sort((a, b) => order(a) - order(b));
-  const shown = rows.slice(0, limit);
+  const shown = rows.slice(0, MOST_DOTS);
   const ends = shown.flatMap((row) => [row[key], row[`${key}_low`], row[`${key}_high`]]).filter(Number.isFinite);
   const bend = logarithmic ? Math.log : (value) => value;
   const [least, most] = [Math.min(...ends), Math.max(...ends)];
@@ -237,7 +238,7 @@ function dots(setting, column, wide, limit = 60) {
   head.append(make("th", { scope: "col", class: "number" }, column.heading));
   head.append(make("th", { scope: "col", class: "wide", "aria-label": "drawn" }, scale));
   const lacking = [...new Set(setting.rows.filter((row) => row[key] == null).map((row) => row.strategy))];
-  const more = rows.length > limit ? `${rows.length - limit} more are not drawn. ` : "";
+  const more = rows.length > MOST_DOTS ? `${rows.length - MOST_DOTS} more are not drawn. ` : "";
   const lack = lacking.length ? `Not measured: ${clip_(lacking.join(", "), 400)}.` : "";
   const table = make("table", { class: "dots" }, make("thead", {}, head), make("tbody", {}, ...body));
   return [table, make("p", { class: "soft" }, more + lack)];

@@ -1,5 +1,5 @@
 "use strict";
-// What the reader chooses stands in the address, behind the #; all that is shown follows from it.
+// The reader's choices are stored in the fragment of the address. The page shows the state that the fragment describes.
 
 (() => {
   const { settings, papers: addresses } = JSON.parse(document.getElementById("data").textContent);
@@ -28,7 +28,7 @@
     };
   }
 
-  /** Write some of what is chosen over what was; null takes it away. */
+  /** Change choices in the address; null removes a choice. */
   function write(changes) {
     const address = new URLSearchParams(location.hash.slice(1));
     for (const [key, value] of Object.entries(changes)) {
@@ -56,7 +56,7 @@
     at("more").hidden = all || count <= AT_ONCE;
   }
 
-  /** The head of a table that needs no scrolling sideways stays in sight. */
+  /** Keep the head of the table in sight if the table needs no horizontal scrolling. */
   function fit() {
     at("scroll").classList.toggle("fits", at("table").offsetWidth <= at("scroll").clientWidth);
   }
@@ -107,9 +107,9 @@
       [...left].filter((name) => costs.includes(name)),
       [...left].filter((name) => on.includes(name)),
     ];
-    const sentence = (what, names) => (names.length ? `${what}: ${clip_(names.join(", "), 400)}. ` : "");
+    const sentence = (title, names) => (names.length ? `${title}: ${clip_(names.join(", "), 400)}. ` : "");
     at("costly").textContent =
-      sentence("Not drawn, as they cost more than dense", costly) + sentence("Not measured on this axis", unknown);
+      sentence("Not drawn because they cost more than dense", costly) + sentence("Not measured on this axis", unknown);
   }
 
   function tip(setting, nearest) {
@@ -128,14 +128,14 @@
     at("tip").style.top = `${nearest.top + 14}px`;
   }
 
-  /** Return the title of a setting, with the budget if all that has a value of a column is at the same. */
+  /** Return the title of a setting, with the budget if all values of a column are at the same budget. */
   function titleOf({ title, rows }, { key }) {
     const measured = rows.filter((row) => row[key] != null && row.strategy !== "dense");
     const budgets = new Set(measured.map(({ budget }) => budget));
     return budgets.size === 1 && measured[0].budget ? `${title}, budget ${measured[0].budget}` : title;
   }
 
-  /** Show what was measured beside accuracy, of every task that has it. */
+  /** Show spurious gap and sample complexity of each task that has them. */
   function showOthers() {
     for (const place of document.querySelectorAll("[data-dots]")) {
       place.hidden = true;
@@ -156,7 +156,7 @@
     if (at("search").value !== search) at("search").value = search;
     at("every").checked = every;
     at("every").closest("label").hidden = setting.columns.every((column) => column.first);
-    showChart(); // it asks for its width: the long table comes after it
+    showChart(); // before the long table, as it measures its width
     showTable();
   }
 

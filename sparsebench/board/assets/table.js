@@ -1,8 +1,8 @@
 "use strict";
-// The table: a row a strategy at one budget, sorted, filtered, and copied as text.
+// The table of strategies at one budget: sorting, filtering, and copying as text.
 
-const AT_ONCE = 60; // rows that are made before the reader asks for all
-const WIDEST = 60; // letters of a cell
+const AT_ONCE = 60; // rows that are drawn before the reader asks for all
+const WIDEST = 60; // most characters of a cell
 const ORACLES = "Oracles: they know which tokens matter and are not ranked";
 const APART = [
   ["", (row) => row.kind !== "oracle" && !isCostly(row)],
@@ -38,7 +38,7 @@ const NUMBERS = {
   p: (value) => String(+value.toPrecision(2)),
 };
 
-/** Return what people read of a row's value, with its interval. */
+/** Return the text of a row's value, with its interval. */
 function format(row, { key, unit, interval }) {
   const number = NUMBERS[unit] ?? ((value) => value.toFixed(3));
   const write = (value) => (typeof value === "number" ? number(value) : String(value));
@@ -48,7 +48,7 @@ function format(row, { key, unit, interval }) {
   return alone ? write(value) : `${write(value)} [${write(low)}, ${write(high)}]`;
 }
 
-/** Return the rows of a table, in groups of which each is sorted; what was not measured is last. */
+/** Return the rows of a table in groups. Each group is sorted, with missing values last. */
 function select(setting, { budget, search, sort }) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const texts = setting.columns.filter(({ unit }) => unit === "text").map(({ key }) => key);
@@ -62,7 +62,7 @@ function select(setting, { budget, search, sort }) {
     const entry = row[column?.key];
     if (entry == null || entry === "") return null;
     if (column.unit === "text" || typeof entry === "number") return entry;
-    return Number.parseFloat(String(entry).replace(/^\D+/, "")) || Infinity; // not reached, or a bound
+    return Number.parseFloat(String(entry).replace(/^\D+/, "")) || Infinity; // "not reached", or the number of a bound
   };
   const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b || 0 : natural.compare(a, b));
   const compare = ([a], [b]) => (a === null) - (b === null) || (a === null ? 0 : order(a, b) * (sort.falling ? -1 : 1));
@@ -71,7 +71,7 @@ function select(setting, { budget, search, sort }) {
   return groups.filter((group) => group.rows.length);
 }
 
-/** Draw a table; `all` makes all rows, else the first ones. */
+/** Draw a table, with all rows or only the first AT_ONCE. */
 function drawTable(table, { setting, groups, columns, sort, papers, all, onSort }) {
   const focused = document.activeElement?.dataset?.sort;
   const headings = columns.map(({ key, heading, what, unit }) => {
@@ -91,7 +91,7 @@ function drawTable(table, { setting, groups, columns, sort, papers, all, onSort 
     if (title && body.children.length) body.prepend(make("tr", { class: "divider" }, divider));
     return body;
   });
-  const none = make("td", { colSpan: columns.length || 1 }, "No row is left by the filter.");
+  const none = make("td", { colSpan: columns.length || 1 }, "No row matches the filter.");
   if (!groups.length) bodies.push(make("tbody", {}, make("tr", {}, none)));
   const head = make("thead", {}, make("tr", {}, ...headings));
   table.replaceChildren(make("caption", { class: "hidden" }, setting.title), head, ...bodies);
@@ -113,7 +113,7 @@ function cell(row, column, papers) {
   return make("th", { scope: "row", class: "strategy", title }, name);
 }
 
-/** Return a text with its interval in an element of its own. */
+/** Return a text with its interval in a separate element. */
 function parts(text, { interval }) {
   const [value, ends] = interval ? text.split(" [") : [text];
   return ends ? [value, make("span", { class: "interval" }, ` [${ends}`)] : [value];
@@ -127,12 +127,12 @@ const COPIES = {
   },
   CSV(head, body) {
     const quoted = (cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-    const safe = (cell) => quoted(/^[=@\t]/.test(cell) ? `'${cell}` : cell); // no formula of a spreadsheet
+    const safe = (cell) => quoted(/^[=@\t]/.test(cell) ? `'${cell}` : cell); // spreadsheets read formulas there
     return [head, ...body].map((cells) => `${cells.map(safe).join(",")}\n`).join("");
   },
 };
 
-/** Return what the table shows as text of another kind. */
+/** Return the shown rows and columns as Markdown or CSV. */
 function copied(form, { groups, columns }) {
   const body = groups.flatMap(({ rows }) => rows.map((row) => columns.map((column) => format(row, column))));
   const sides = columns.map(({ key, unit }) => classOf(key, unit).startsWith("number"));
