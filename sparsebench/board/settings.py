@@ -158,7 +158,8 @@ def frame_of(records: Flats) -> pd.DataFrame:
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
-    numbers = frame.reindex(columns=[*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame))])
+    names = [*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame))]
+    numbers = frame.reindex(columns=list(dict.fromkeys(names)))
     if (success := frame.attrs.get(SUCCESS)) in frame:
         numbers["success"] = frame[success]
     numbers = numbers.astype(float)

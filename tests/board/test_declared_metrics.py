@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sparsebench
+from sparsebench.board import settings
 from sparsebench.board.board import gather
 from sparsebench.board.published import page as render
 from sparsebench.cli import main
+from sparsebench.measure.metrics import kind_of
 from sparsebench.records import manifests, store
 
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
@@ -58,6 +61,15 @@ def test_boards_have_a_column_of_it(finished: tuple[Path, str], expected: dict[s
     assert {row["strategy"]: float(row["hesitation"]) for row in rows} == pytest.approx(expected)
     rows = json.loads((out / "leaderboard.json").read_bytes())
     assert {row["strategy"]: row["hesitation"] for row in rows} == pytest.approx(expected)
+
+
+def test_boards_have_a_column_of_a_metric_of_sparsebench_that_is_taken_over_seeds(
+    finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = replace(kind_of("epochs"), over_seeds="mean")
+    monkeypatch.setattr(settings, "SHOWN", (*settings.SHOWN, kind))
+    monkeypatch.setattr(settings, "METRICS", (*settings.METRICS, kind.name))
+    assert set(sparsebench.leaderboard(finished[0])["epochs"]) == {1.0}
     for by in (None, "task"):
         table = sparsebench.leaderboard(sparsebench.load_records(out), by=by)
         assert dict(zip(table["strategy"], table["hesitation"], strict=True)) == pytest.approx(expected)
