@@ -347,7 +347,7 @@ def _lone_variance(result: np.ndarray) -> np.ndarray:
     return np.asarray(result["joint"] + 1 / result["clusters"] ** 2)
 
 
-def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
+def halves(contenders: Sequence[Contender], lone: bool) -> np.ndarray:
     """Return (R,) half widths of the 95 % intervals of means, each from its own seeds and items.
 
     NaN for a single seed, unless it is `lone`: the only seed of all contenders.

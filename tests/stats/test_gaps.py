@@ -146,3 +146,9 @@ def test_several_gaps_equal_the_gaps_computed_separately() -> None:
     for gap, strategy, known in zip(result, every, of_each, strict=True):
         assert gap == (None if gap is None else pytest.approx(gap_reduction(strategy, every[0], known)))
     assert len(set(result[:3])) == 3
+
+
+def test_the_interval_of_a_gap_ends_at_one() -> None:
+    hits = np.array([GROUPS % 3 == 0, (GROUPS % 3 == 0) & (np.arange(80) < 60)])
+    result = aligned_gap(contender(hits), groups(2))
+    assert result is not None and 0.8 < result[0] < 1 and result[2] == 1

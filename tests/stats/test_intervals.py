@@ -133,6 +133,7 @@ def test_the_ratio_is_of_the_repetitions_that_both_have_resampled_together() -> 
     two = {seed: successes for seed, successes in b.items() if seed < 2}
     assert ratio(a, two) == ratio(trials("0111", "0011"), trials("0011", "0001"))
     assert np.isnan(ratio(a, {9: {4: 1.0}})[0])
+    assert ratio(trials("011"), trials("001")) == (pytest.approx(0.5), None, None)  # one repetition has no interval
 
 
 @pytest.mark.slow

@@ -166,6 +166,23 @@ def test_patches_are_assigned_to_the_token_that_contains_them(case, seed):
             assert int(membership[b, patch]) == goes
 
 
+@pytest.mark.parametrize("kind", ["merge", "weigh"])
+def test_groups_are_summed_alike_in_an_exported_program(kind, monkeypatch):
+    rng = torch.Generator().manual_seed(0)
+    plan, sizes = make_plan(kind, rng, 2, 6, 3), torch.rand(2, 6, generator=rng).double()
+    x = torch.randn(2, 7, 4, generator=rng).double()
+    expected = tokens.apply(plan, x, sizes, 1)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    torch.testing.assert_close(tokens.apply(plan, x, sizes, 1), expected)
+
+
+@pytest.mark.parametrize("values", [None, torch.full((1, 3, 2), 7.0)], ids=["without values", "with values"])
+def test_a_mask_may_replace_the_patches(values):
+    x, keep = torch.arange(8.0).reshape(1, 4, 2), torch.tensor([[1.0, 0.0, 1.0]])
+    out = tokens.apply(Mask(keep, values=values), x, torch.ones(1, 3), 1)
+    assert torch.equal(out[:, :1], x[:, :1]) and torch.equal(out[:, 1:], x[:, 1:] if values is None else values)
+
+
 def test_padding_in_a_boolean_mask_is_ignored():
     plan = tokens.Padded.of(Mask(torch.tensor([[True, False, True], [False, True, False]])))
     sizes, index = torch.tensor([[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]), torch.tensor([[4, 5, 6], [7, 8, 9]])
