@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "stats": (["stats"], ["tests/stats"]),
     "measure": (["measure"], ["tests/measure"]),
-    "board": (["board"], ["tests/board"]),
+    "board": (["board"], ["tests/board/test_golden.py", "tests/board"]),
     "tokens": (["strategy/tokens.py"], ["tests/strategy/test_tokens.py"]),
     "plans": (
         ["strategy/plan_checks.py", "strategy/selection.py"],
