@@ -224,6 +224,10 @@ def _three_digits(x: float) -> str:
     return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else f"{x:g}"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
 FORMS: dict[Shown, str | Callable[[float], str]] = {
     "samples": ".3g",
     "ratio": ".3g",
@@ -232,8 +236,8 @@ FORMS: dict[Shown, str | Callable[[float], str]] = {
     "p": ".2g",
     "times": ".2f",
     "points": points,
-    "percent": lambda x: f"{100 * x:.1f}",
-    "spent": lambda x: f"{100 * x:.1f}",
+    "percent": _percent,
+    "spent": _percent,
     "giga": lambda x: _three_digits(x / 1e9),
     "mega": lambda x: _three_digits(x / 1e6),
 }
