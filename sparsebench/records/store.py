@@ -5,7 +5,7 @@ OUT/records/<the same>.parquet                      the same records, sealed, wi
 OUT/environments/<hash>.json                        a machine with its libraries; `manifests` has the other sidecars
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.pt                        state of an unfinished training, until its record is stored
-OUT/underway/<host>-<pid>.json                      progress of a run, until the run ends
+OUT/underway/<host>-<pid>.json                      progress of a run, until no cells are left
 OUT/.cells.lock                                     byte-range locks of the cells that are running
 """
 
