@@ -113,10 +113,10 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     from sparsebench.records import store as records
     from sparsebench.runner import prepare, results, run_cell
     from sparsebench.runner import run as runs
-    from sparsebench.training import loop
+    from sparsebench.training import evaluation
 
     account = Account()
-    account.watch(loop, "outputs_of", "networks and strategies")
+    account.watch(evaluation, "outputs_of", "networks and strategies")
     account.watch(runs, "decode", "decoding")
     account.watch(results, "check_leaks", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
@@ -183,7 +183,7 @@ def simulate(rate: float, n: int) -> None:
 
     from sparsebench.models.deep import DeepViT, small_vit
     from sparsebench.tasks.folder import Folder
-    from sparsebench.training.loop import BATCH, evaluate
+    from sparsebench.training.evaluation import BATCH, evaluate
     from sparsebench.training.steps import Samples
 
     network = DeepViT(small_vit(224, 1000, dim=16, depth=1, heads=1, patch=16))
@@ -235,7 +235,7 @@ def on_gpu(n: int) -> None:
     from sparsebench.models.timm_models import create_vit
     from sparsebench.strategy.budget import Budget
     from sparsebench.tasks.folder import Folder
-    from sparsebench.training.loop import BATCH, evaluate
+    from sparsebench.training.evaluation import BATCH, evaluate
     from sparsebench.training.steps import Samples
 
     def busy(profile: Any) -> float:

@@ -106,14 +106,14 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     The picture of a run's board is empty, because drawing takes longer than a small run; tests of pictures draw it. A
     batch is timed once, not seven times. Installed plugins are searched once for each sys.path.
     """
-    from sparsebench.runner import results  # imports torch, which the controller of xdist does not need
+    from sparsebench.runner import run_cell  # imports torch, which the controller of xdist does not need
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entries", lambda: dict(_entries(os.environ[registry.HIDDEN], tuple(sys.path))))
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(Server, "begin", lambda self: None)
         patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))
-        patch.setattr(results, "seconds_per_batch", functools.partial(results.seconds_per_batch, repeats=1))
+        patch.setattr(run_cell, "seconds_per_batch", functools.partial(run_cell.seconds_per_batch, repeats=1))
         yield
 
 

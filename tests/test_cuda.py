@@ -16,7 +16,7 @@ from sparsebench.records import store
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.view import Images
 from sparsebench.testing.networks import images_for, tiny
-from sparsebench.training import loop as evaluation
+from sparsebench.training import evaluation
 from sparsebench.training.fit import fit, modules_of
 from sparsebench.training.steps import Samples
 

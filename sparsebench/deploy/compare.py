@@ -28,8 +28,8 @@ from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy
 from sparsebench.tasks.base import relevant
+from sparsebench.training.evaluation import Choice, evaluate
 from sparsebench.training.fit import calibrate
-from sparsebench.training.loop import Choice, evaluate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,8 +17,8 @@ from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import ModelOutputs
 from sparsebench.strategy.plans import Mix
+from sparsebench.training.evaluation import patches_in
 from sparsebench.training.fit import modules_of
-from sparsebench.training.loop import patches_in
 
 PREFIX = "model."
 _HOLDERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[SparseModel]] = weakref.WeakKeyDictionary()

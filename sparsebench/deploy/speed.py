@@ -34,7 +34,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill, label
 from sparsebench.tasks.base import Data, Split
-from sparsebench.training.loop import TIMED_BATCH, clock, first_batch, seconds_per_batch
+from sparsebench.training.evaluation import TIMED_BATCH, clock, first_batch, seconds_per_batch
 from sparsebench.training.steps import Samples
 
 if TYPE_CHECKING:

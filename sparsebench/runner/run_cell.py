@@ -12,15 +12,15 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
 
-from sparsebench import __version__, files, seeds
+from sparsebench import files, seeds
 from sparsebench.errors import (
     DivergedError,
     NotReadyError,
@@ -30,18 +30,32 @@ from sparsebench.errors import (
     one_line,
     text_of,
 )
+from sparsebench.measure.cost import Step
+from sparsebench.measure.metrics import Metric, decider_of, group_accuracies, scores, share
+from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor
+from sparsebench.models.base import Network
 from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Record, Status, digest
+from sparsebench.records.record import Failure, Outcomes, Record, Status, bytes_of, digest
 from sparsebench.runner.devices import environment, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
-from sparsebench.runner.results import Result, Watch, add_watch, measure
 from sparsebench.strategy.base import Strategy, place_of
-from sparsebench.training.loop import EarlyStopping, Training
-from sparsebench.training.steps import Autograd, Steps
+from sparsebench.tasks.base import Data, Task, relevant
+from sparsebench.tasks.images import PictureTask
+from sparsebench.training.evaluation import (
+    Evaluation,
+    check_leaks,
+    evaluate,
+    first_batch,
+    influences,
+    seconds_per_batch,
+)
+from sparsebench.training.fit import calibrate
+from sparsebench.training.loop import Checkpoint, EarlyStopping, Training, Watch
+from sparsebench.training.steps import Autograd, Samples, Steps
 
 EVERY = 1.0
 """Seconds between two reports of progress."""
@@ -51,57 +65,27 @@ STATUSES: dict[type[BaseException], Status] = {
 """Statuses of cells by their exception. After other exceptions the status is "failed"."""
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Exceptions whose message is sufficient. Others are stored with their type and traceback."""
+FEWEST_TIMED = 4
+"""Fewest batches of a test whose median time is used. If the test has fewer, one batch is timed repeatedly."""
+MISPLANNED = 0.02
+"""A record notes a larger relative difference of actual and planned MACs if the token counts are as planned."""
+SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
 log = logging.getLogger(__name__)
 
 
-class Checkpoint:
-    """Writes the state of a cell's training at intervals. It is called after each step.
+class Result:
+    """The results of a cell, filled while it runs. The attributes are fields of its record."""
 
-    A checkpoint is written atomically. It is used only if cell, revision, start, device type and versions are equal.
+    def __init__(self) -> None:
+        self.metrics: dict[str, Metric] = {}
+        self.trajectory: tuple[Step, ...] = ()
+        self.samples: dict[str, tuple[float | None, ...]] = {}
+        self.outcomes: Outcomes | None = None
+        self.notes: dict[str, str] = {}
 
-    Attributes:
-        resumed: how often the training was resumed.
-    """
-
-    def __init__(self, job: Job, cell: Prepared, setting: Setting, training: Training):
-        self.path, self.training = store.checkpoint_path(setting.out, job.cell.id), training
-        self.interval, self.resumed, self.warned = setting.execution.checkpoint, 0, False
-        self.due = time.monotonic() + self.interval
-        self.made_by = {
-            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
-            "torch": str(torch.__version__), "device": torch.device(setting.device).type, "sparsebench": __version__,
-        }  # fmt: skip
-
-    def resume(self) -> None:
-        """Continue from the file, if it exists and can be used."""
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-            if other := [name for name, value in self.made_by.items() if content["made_by"].get(name) != value]:
-                raise ValueError(f"it was made with another {other[0]}")
-            self.training.load(content["state"])
-            self.resumed = content["resumed"] + 1
-        except FileNotFoundError:
-            pass
-        except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
-            reason = one_line(error)[:200]
-            log.warning("checkpoint %s is not used, training starts from the beginning: %s", self.path.name, reason)
-
-    def __call__(self, step: int) -> None:
-        """Write the file if it is due and the training is not finished."""
-        if time.monotonic() >= self.due and not self.training.finished:
-            self.write()
-            self.due = time.monotonic() + self.interval
-
-    def write(self) -> None:
-        """Write the file. If that fails, warn once; the training continues."""
-        content = BytesIO()
-        torch.save({"made_by": self.made_by, "resumed": self.resumed, "state": self.training.state()}, content)
-        try:
-            files.write_whole(self.path, content.getvalue())
-        except UserError as error:
-            if not self.warned:
-                log.warning("no checkpoint: %s", error)
-            self.warned = True
+    def add(self, name: str, value: float | None, n: int, unit: str = "") -> None:
+        """Add one metric, see `Metric.of`."""
+        self.metrics[name] = Metric.of(name, value, n, unit)
 
 
 Trained = tuple[Prepared, dict[str, float] | DivergedError, float]
@@ -167,7 +151,7 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         elif isinstance(outcome, DivergedError):
             raise outcome
         _seed(job, device)
-        _measure(job, cell, outcome, context, result)
+        _test(job, cell, outcome, context, result)
     except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
@@ -223,15 +207,20 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
     training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
     steps, watch, checkpoint = training.steps, None, None
     if recipe.watch:  # without checkpoints, as they do not contain what a Watch has measured
-        watch = Watch(cell, steps)
+        watch = Watch(training, cell.in_test, cell.test)
     elif context.setting.execution.checkpoint and isinstance(steps, Autograd):
-        checkpoint = Checkpoint(job, cell, context.setting, training)
+        made_by = {
+            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
+            "device": torch.device(context.setting.device).type,
+        }  # fmt: skip
+        path = store.checkpoint_path(context.setting.out, job.cell.id)
+        checkpoint = Checkpoint(path, training, context.setting.execution.checkpoint, made_by)
         checkpoint.resume()
     sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
     outcome = training.run(_reports(job, context, 0 if sooner else training.total, watch or checkpoint))
     result.notes |= _notes_on(cell, steps, checkpoint)
     if watch is not None:
-        add_watch(result, watch, int(outcome["steps"]))
+        add_watch(result, watch, int(outcome["steps"]), cell.task)
     return outcome
 
 
@@ -283,7 +272,7 @@ def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> di
     return notes
 
 
-def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
+def _test(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
     """Test a trained cell and fill its result; store the weights if other cells need them."""
     _fit(cell, cell.in_test, context, result)
     execution = context.setting.execution
@@ -299,6 +288,200 @@ def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Conte
         content = weights_file(cell.network, cell.start.name, outcome)
         files.write_whole(store.weights_path(context.setting.out, job.cell.id), content)
         result.notes["weights"] = hashlib.sha256(content).hexdigest()
+
+
+def measure(
+    result: Result, cell: Prepared, trained: dict[str, float], batch: int | None = None,
+    *, leaks: bool = True, on_done: Callable[[int], None] | None = None,
+) -> None:  # fmt: skip
+    """Test the trained network of a cell and add all measurements to the result.
+
+    Args:
+        result: the result to fill.
+        cell: the cell.
+        trained: the outcome of the training.
+        batch: the test batch size to try first; None for `first_batch`.
+        leaks: whether to check that results do not depend on labels or masks.
+        on_done: called during the test with the number of finished items.
+
+    Raises:
+        DivergedError: the weights or the test loss are not finite.
+        StrategyError: kept tokens or predictions depend on labels or masks.
+    """
+    network, recipe = cell.network, cell.recipe
+    if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
+        raise DivergedError("training diverged: the weights after the last step are not finite")
+    _calibrate(result, cell)
+    first = batch or first_batch(network, cell.test)
+    if leaks and cell.in_test is not None:
+        check_leaks(network, cell.in_test, cell.test, recipe, first)
+    has_mask = cell.test.relevance is not None
+    evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=has_mask, on_done=on_done)
+    if not np.isfinite(evaluation.loss):
+        raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
+    for name, value in trained.items():
+        result.add(name, value, len(cell.train.labels))
+    _add_validation(result, cell)
+    _add_outcomes(result, cell.task, cell.data, evaluation)
+    _add_selection(result, cell, evaluation)
+    _add_spuriosity(result, cell)
+    _add_cost(result, network, cell.in_test, evaluation)
+    result.add("parameters", sum(weight.numel() for weight in network.module.parameters()), 1)
+    if cell.task.inputs == "images":
+        _add_timing(result, network, cell.in_test, cell.test, evaluation)
+    if batch or first > evaluation.batch:
+        halved = f"; the device had no memory for {first}" if first > evaluation.batch else ""
+        result.notes["test_batch"] = f"{evaluation.batch}{halved}"
+    if cell.start.name:
+        result.notes["initial_weights"] = cell.start.name
+    if cell.actor is not None and (scoring := network.cost.scoring(cell.actor.requires)):
+        result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _calibrate(result: Result, cell: Prepared) -> None:
+    """Calibrate an adaptive strategy on training images, if any, so that it spends the budget."""
+    actor = cell.in_test
+    if actor is None or not actor.strategy.adaptive:
+        return
+    if len(cell.train.labels) and (outcome := calibrate(cell.network, actor, cell.train)) is not None:
+        budget, ratio, images = outcome
+        spent = f"{ratio:.4f} of the dense MACs on {images} training images"
+        result.notes["calibration"] = f"counts of {budget.label}: {spent}"
+
+
+def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:
+    """Measure after the last step; add all measurements made during the training."""
+    watch.look(steps)
+    result.samples |= watch.series()
+    n = len(watch.samples.labels)
+    for name, unit in watch.network.shows.items():
+        result.add(name, watch.seen[name][-1], n, unit)
+    result.add("iterations", watch.iterations(task.success), n)
+
+
+def _add_validation(result: Result, cell: Prepared) -> None:
+    """Add the validation accuracy of the tested weights, and that of the worst group."""
+    split = cell.data.validation
+    if split is None or cell.validation is None:
+        return
+    correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
+    result.metrics["validation_accuracy"] = share(correct)
+    if len(cell.data.group_names) > 1:
+        worst = np.nanmin(group_accuracies(correct, split.groups, len(cell.data.group_names)))
+        result.add("validation_worst_group_accuracy", float(worst), len(correct))
+
+
+def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
+    """Add accuracy, loss, success, group metrics, the task's own metrics, and the outcome of each item.
+
+    Raises:
+        UserError: the task returns a metric that is not declared, that exists already, or that is infinite or not a
+            number.
+    """
+    test, group_names = data.test, data.group_names
+    items = replace(evaluation, labels=test.labels, groups=test.groups, foregrounds=test.foregrounds)
+    sizes = np.bincount(data.train.groups, minlength=len(group_names))
+    result.metrics |= scores(items, len(data.classes), group_names, sizes.tolist())
+    if task.recipe().loss == "cross-entropy":
+        result.add("p_label", items.p_label, len(items.labels))
+    for name, success in task.successes(items.loss, items.accuracy).items():
+        result.add(name, float(success), 1, "" if decider_of(name) else _unit_of(task, name))
+    for name, value in task.measure(items, test).items():
+        if name in result.metrics:
+            raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
+        if not isinstance(value, int | float | np.number) or np.isinf(value):
+            got, allowed = repr(value)[:60], "a finite number, or NaN"
+            raise UserError(f"metric '{name}' of task '{task.name}'", got=got, allowed=allowed)
+        result.add(name, value, len(items.labels), _unit_of(task, name))
+    result.outcomes = Outcomes(
+        n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
+        group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),
+    )  # fmt: skip
+
+
+def _unit_of(task: Task, name: str) -> str:
+    """Return the unit that a task declares for a metric."""
+    units = {kind.name: kind.unit for kind in task.metrics}
+    if name not in units:
+        raise UserError(
+            f"task '{task.name}' returns a metric that it does not declare", got=f"'{name}'",
+            allowed=sorted(units) or "none", next_step="add it to the task's `metrics`",
+        )  # fmt: skip
+    return units[name]
+
+
+def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> None:
+    """Add precision, recall and AUROC of the selection of relevant tokens: at the end, and by block if several.
+
+    They are None if the relevant tokens are unknown.
+    """
+    if cell.test.relevance is None:
+        for name in SELECTION:
+            result.add(name, None, 0)
+        return
+    matter = relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask)
+    end, *blocks = ((choice.block, *quality(choice.kept, choice.scores, matter)) for choice in evaluation.choices)
+    for name, value in zip(SELECTION, end[1:], strict=True):
+        result.add(name, value, len(evaluation.predicted))
+    if cell.network.cost.depth == 1 or not blocks:
+        return
+    names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
+    for name, values in zip(names, zip(*blocks, strict=True), strict=True):
+        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else float(value) for value in values)
+
+
+def _add_spuriosity(result: Result, cell: Prepared) -> None:
+    """Add the token spuriosity indices, if the task measures them: with the strategy, and without it (`_dense`).
+
+    Each is computed over those of the first images that the network then classifies correctly, so the two may be of
+    different images. The value is None if there is no such image.
+    """
+    network, actor, samples = cell.network, cell.in_test, cell.test
+    if not isinstance(cell.task, PictureTask) or not cell.task.spuriosity or samples.relevance is None:
+        return
+    relevance = samples.relevance[: cell.task.spuriosity]
+    n, inside, labels = len(relevance), relevance.cpu().numpy() > 0, samples.labels[: len(relevance)].cpu().numpy()
+    dense = influences(network, None, samples, n)
+    acted = dense if actor is None else influences(network, actor, samples, n)
+    if acted is None:
+        result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
+    for end, outcome in (("", acted), ("_dense", dense)):
+        right = np.zeros(n, dtype=bool) if outcome is None else outcome[1] == labels
+        indices = (None, None) if outcome is None else token_spuriosity(outcome[0][right], inside[right])
+        for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
+            result.add(name + end, value, int(right.sum()))
+
+
+def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
+    """Add the realised MACs, the dense MACs and the planned share of the dense MACs."""
+    cost, n = network.cost, len(evaluation.predicted)
+    full = cost.dense()
+    steps = evaluation.steps or full
+    result.trajectory = tuple(steps)
+    dense, macs = cost.macs(full), cost.macs(steps)
+    planned = dense if actor is None else cost.macs(actor.planned)
+    bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
+    result.add("macs", macs, n)
+    result.add("macs_dense", dense, n)
+    result.add("macs_ratio", macs / dense, n)
+    if len(evaluation.macs) and np.ptp(evaluation.macs):
+        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
+    result.add("macs_ratio_planned", None if bounds else planned / dense, n)
+    counts = [[(step.tokens_in, step.tokens_out) for step in row] for row in (steps, actor.planned if actor else full)]
+    if counts[0] == counts[1] and abs(macs / planned - 1) > MISPLANNED:
+        result.notes["cost_model"] = f"{macs / dense:.3f} of the dense MACs, planned as {planned / dense:.3f}"
+
+
+def _add_timing(
+    result: Result, network: Network, actor: Actor | None, samples: Samples, evaluation: Evaluation
+) -> None:
+    """Add the speed of the test. If it had too few batches, one batch is timed repeatedly."""
+    batch, seconds = evaluation.batch, evaluation.seconds
+    if len(seconds) < FEWEST_TIMED:
+        batch, seconds = seconds_per_batch(network, actor, samples, batch)
+    result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
+    result.add("images_per_s", batch / float(np.median(seconds)), len(seconds))
+    result.add("timed_batch", batch, len(seconds))
 
 
 @contextmanager

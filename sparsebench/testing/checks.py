@@ -57,8 +57,8 @@ from sparsebench.testing.trial import (
     same,
     tensors,
 )
+from sparsebench.training.evaluation import evaluate, patches_in
 from sparsebench.training.fit import modules_of, state_digest
-from sparsebench.training.loop import evaluate, patches_in
 from sparsebench.training.steps import Autograd, Samples
 
 BATCHES = 4

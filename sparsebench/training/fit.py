@@ -19,7 +19,7 @@ from sparsebench.strategy.budget import AMOUNTS, Budget
 from sparsebench.strategy.plans import Mask, Plan, Shift
 from sparsebench.strategy.view import Images, TokenView
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import first_batch, halving
+from sparsebench.training.evaluation import first_batch, halving
 from sparsebench.training.steps import Samples, losses
 
 Look = Callable[[TokenView], Plan | None]

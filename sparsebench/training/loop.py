@@ -1,279 +1,35 @@
-"""The loops over batches: training a network, and evaluating a trained one with its times."""
+"""The loop over the batches of a training, with early stopping, checkpoints and measurements in between."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast
+from io import BytesIO
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench import seeds
-from sparsebench.errors import DivergedError
-from sparsebench.measure.cost import Step, mean_step
-from sparsebench.measure.metrics import Items, group_accuracies
-from sparsebench.models.actor import Actor, Pass
+from sparsebench import __version__, files, seeds
+from sparsebench.errors import DivergedError, UnsupportedError, UserError, one_line
+from sparsebench.measure.metrics import group_accuracies
+from sparsebench.models.actor import Actor, SplitPass
 from sparsebench.models.base import Network
-from sparsebench.strategy.plans import Rest
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.steps import Autograd, Samples, Steps, Teacher, losses, outputs_of, predictions
+from sparsebench.training.evaluation import evaluate
+from sparsebench.training.steps import Autograd, Samples, Steps, Teacher
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
-BATCH = 200
-"""Samples per batch. Strategies cost small networks a fixed 4 to 10 ms per batch, so that larger batches are faster.
-Beyond a few hundred images the activations no longer fit a CPU's cache."""
-TIMED_BATCH = 100
-"""Largest number of samples per batch for measuring speed."""
-CPU_MACS = 2e11
-"""Largest MACs of a batch on a CPU: a few seconds of one core, tens of megabytes of activations."""
 STATE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
 """Attributes of Training and of EarlyStopping that checkpoints store."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The selection of a strategy in one block, for n samples of N patches.
-
-    Attributes:
-        block: the block; -1 for the patches that are kept at the end, with the scores of the first decision.
-        kept: (n, N) booleans, the patches that are present after the block.
-        scores: (n, N), NaN for patches that were absent before the block; equal to `kept` without scores.
-        scored: whether the strategy gave scores.
-        has_choice: whether the strategy made a selection, in at least one batch.
-    """
-
-    block: int
-    kept: np.ndarray
-    scores: np.ndarray
-    scored: bool
-    has_choice: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(Items):
-    """The outcomes of the test items, n samples of N tokens. All groups are 0, since they are not known here.
-
-    Attributes:
-        kept: (n, N) booleans, the patches that are present at the end.
-        choices: the selection at the end, and in each block with a site of the strategy; empty unless requested.
-        steps: realised token counts of each block, mean over samples; empty without a strategy.
-        macs: (n,) MACs of each sample, or empty.
-        batch: number of samples per batch.
-        seconds: wall seconds of network and strategy for each full batch except the first, which includes the
-            initialisation of the process.
-    """
-
-    kept: np.ndarray
-    choices: list[Choice]
-    steps: list[Step]
-    macs: np.ndarray
-    batch: int
-    seconds: list[float]
-
-
-def first_batch(network: Network, samples: Samples) -> int:
-    """Return the batch size to try first: `BATCH`, or on a CPU fewer samples, see CPU_MACS."""
-    if samples.labels.device.type != "cpu":
-        return BATCH
-    cost = network.cost
-    return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.dense()))))
-
-
-def evaluate(
-    network: Network,
-    actor: Actor | None,
-    samples: Samples,
-    recipe: Recipe,
-    batch: int | None = None,
-    *,
-    choices: bool = False,
-    on_done: Callable[[int], None] | None = None,
-) -> Evaluation:
-    """Return the evaluation of all samples. A sample's result does not depend on its batch.
-
-    The host waits for the device once, at the end; with `choices` once per batch.
-
-    Args:
-        network: the network.
-        actor: the strategy on the network, or None.
-        samples: n samples of N tokens.
-        recipe: the task's recipe.
-        batch: samples per batch; `first_batch` by default. It is halved while the device is out of memory.
-        choices: whether to return the selection of each block.
-        on_done: called after each batch with the number of samples done.
-    """
-    report = on_done or (lambda done: None)
-    first = batch or first_batch(network, samples)
-    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, choices, report))
-
-
-def halving(batch: int, work: Callable[[int], T]) -> T:
-    """Return `work(batch)`. Halve the batch size while the device is out of memory.
-
-    Raises:
-        torch.OutOfMemoryError: even a batch of one sample does not fit.
-    """
-    while True:
-        try:
-            return work(batch)
-        except torch.OutOfMemoryError:
-            if batch == 1:
-                raise
-        batch //= 2
-        torch.cuda.empty_cache()
-
-
-@torch.no_grad()
-def _evaluate(
-    network: Network,
-    actor: Actor | None,
-    samples: Samples,
-    recipe: Recipe,
-    batch: int,
-    choices: bool,
-    on_done: Callable[[int], None],
-) -> Evaluation:
-    network.module.eval()
-    out, seen, steps, macs, times, done = defaultdict[str, list[Tensor]](list), [], [], [], [], 0
-    N, device = network.cost.tokens, samples.labels.device
-    for rows, inputs in samples.batches(batch):
-        start = _mark(device)
-        acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
-        outputs = outputs_of(network, inputs, acting)
-        times.append((start, _mark(device)))
-        if samples.absent is not None:
-            outputs = outputs.masked_fill(samples.absent, -torch.inf)
-        out["predicted"].append(predictions(recipe, outputs))
-        out["losses"].append(losses(recipe, outputs, samples.labels[rows]).float())
-        out["ranks"].append(ranks(recipe, outputs, samples.labels[rows]))
-        if recipe.loss == "cross-entropy":
-            out["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
-        if acting is None:
-            kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
-        else:
-            kept = patches_in(acting.index, N)
-            steps.append([(len(rows), step) for step in acting.steps])
-            macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        out["kept"].append(kept)
-        if choices:
-            scores = None if acting is None else acting.scores
-            end = _choice(-1, kept, kept if scores is None else scores, scores is not None)
-            seen.append([end, *(() if acting is None else _choices(acting, N))])
-        done += len(rows)
-        on_done(done)
-    labels = samples.labels[samples.items].cpu().numpy()
-    arrays: dict[str, Any] = {name: torch.cat(parts).cpu().numpy() for name, parts in out.items()}
-    return Evaluation(
-        **arrays,
-        labels=labels,
-        groups=np.zeros_like(labels),
-        choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.has_choice for part in parts)],
-        steps=[mean_step(block) for block in zip(*steps, strict=True)],
-        macs=np.concatenate(macs) if macs else np.empty(0),
-        batch=batch,
-        seconds=[_seconds(*marks) for marks in times[1 : done // batch]],
-    )
-
-
-def _mark(device: torch.device) -> Any:
-    """Return a time mark after the work queued on the device so far, without waiting for it."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _seconds(start: Any, end: Any) -> float:
-    """Return the seconds between two marks, after the device has finished."""
-    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
-
-
-def clock(device: torch.device) -> float:
-    """Wait until the device has finished, and return the time in seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return (B,), the number of classes that the logits (B, classes) rank before the label; ties by class number.
-
-    Networks that predict by signs do not rank classes. For them it is 0 if the prediction is right, otherwise 1.
-    """
-    if recipe.loss != "cross-entropy":
-        return (predictions(recipe, outputs) != labels).long()
-    correct = outputs.gather(1, labels[:, None])
-    before = torch.arange(outputs.shape[1], device=labels.device) < labels[:, None]
-    return ((outputs > correct) | ((outputs == correct) & before)).sum(dim=1, dtype=torch.int32)
-
-
-def patches_in(index: Tensor, N: int) -> Tensor:
-    """Return (B, N) booleans, which patches are among the (B, M) tokens `index`; -1 is a token without a patch."""
-    return _spread(index, torch.ones_like(index, dtype=torch.bool), N)
-
-
-def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
-    """Return (B, N), the value of each patch's token among the (B, M) tokens, or 0.
-
-    A token without a patch (-1) is written into an additional column, which is removed.
-    """
-    return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
-
-
-def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool, has_choice: bool = True) -> Choice:
-    """Return the Choice of one batch from (B, N) tensors."""
-    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored, has_choice)
-
-
-def _choices(acting: Pass, N: int) -> Iterator[Choice]:
-    """Yield the selection in each block with a site of the strategy."""
-    decisions = {decision.block: decision for decision in acting.decisions}
-    kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
-    for block in sorted(acting.actor.keep):
-        if (decision := decisions.get(block)) is None:
-            yield _choice(block, kept, kept.float().masked_fill(~kept, torch.nan), scored=False, has_choice=False)
-            continue
-        # Tokens that rested in earlier blocks are present again.
-        present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
-        kept, values = patches_in(decision.after, N), decision.plan.scores
-        scores = kept.float() if values is None else _spread(decision.before, values.float(), N)
-        yield _choice(block, kept, scores.masked_fill(~present, torch.nan), values is not None)
-
-
-def _join(parts: Sequence[Choice]) -> Choice:
-    kept, scores = (np.concatenate(arrays) for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
-    return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
-
-
-@torch.no_grad()
-def seconds_per_batch(
-    network: Network, actor: Actor | None, samples: Samples, batch: int, repeats: int = 7
-) -> tuple[int, list[float]]:
-    """Return the batch size and the wall seconds of `repeats` forward passes, after one that is not counted.
-
-    The batch has at most `batch` and at most `TIMED_BATCH` samples. It is already on the device, so that only network
-    and strategy are timed.
-    """
-    network.module.eval()
-    rows = samples.items[: min(batch, TIMED_BATCH)]
-    moved = Samples(
-        samples.take(rows), samples.labels[rows], None if samples.relevance is None else samples.relevance[rows]
-    )
-    seconds = []
-    for repeat in range(repeats + 1):
-        start = clock(rows.device)
-        moved.forward(network, actor, moved.items, visit=0, training=False)
-        if repeat:
-            seconds.append(clock(rows.device) - start)
-    return len(rows), seconds
 
 
 class Batch(NamedTuple):
@@ -471,3 +227,128 @@ class Training:
         torch.set_rng_state(state["random"])
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], steps.samples.labels.device)
+
+
+class Checkpoint:
+    """Writes the state of a training to a file at intervals. It is called after each step.
+
+    The file is written atomically. It is used only if it was made under the same conditions.
+
+    Args:
+        path: the file.
+        training: the training.
+        interval: seconds between two checkpoints.
+        made_by: the conditions that a file must have been made under, by name.
+
+    Attributes:
+        resumed: how often the training was resumed.
+    """
+
+    def __init__(self, path: Path, training: Training, interval: float, made_by: Mapping[str, str]):
+        self.path, self.training, self.interval = path, training, interval
+        self.made_by = {**made_by, "torch": str(torch.__version__), "sparsebench": __version__}
+        self.due, self.resumed, self.warned = time.monotonic() + interval, 0, False
+
+    def resume(self) -> None:
+        """Continue from the file, if it exists and can be used."""
+        try:
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+            if other := [name for name, value in self.made_by.items() if content["made_by"].get(name) != value]:
+                raise ValueError(f"it was made with another {other[0]}")
+            self.training.load(content["state"])
+            self.resumed = content["resumed"] + 1
+        except FileNotFoundError:
+            pass
+        except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
+            reason = one_line(error)[:200]
+            log.warning("checkpoint %s is not used, training starts from the beginning: %s", self.path.name, reason)
+
+    def __call__(self, step: int) -> None:
+        """Write the file if it is due and the training is not finished."""
+        if time.monotonic() >= self.due and not self.training.finished:
+            self.write()
+            self.due = time.monotonic() + self.interval
+
+    def write(self) -> None:
+        """Write the file. If that fails, warn once; the training continues."""
+        content = BytesIO()
+        torch.save({"made_by": self.made_by, "resumed": self.resumed, "state": self.training.state()}, content)
+        try:
+            files.write_whole(self.path, content.getvalue())
+        except UserError as error:
+            if not self.warned:
+                log.warning("no checkpoint: %s", error)
+            self.warned = True
+
+
+class Watch:
+    """Measures at intervals during a training, first before the first step. It is called after each step.
+
+    Args:
+        training: the training, whose recipe has the interval.
+        actor: the strategy on the network in the test, or None.
+        samples: the test split.
+
+    Attributes:
+        looks: the number of finished steps at each measurement.
+        seen: at each measurement the mean test loss, the test accuracy, and the values of the network's `observe`.
+
+    Raises:
+        UnsupportedError: the network has no `observe`.
+    """
+
+    def __init__(self, training: Training, actor: Actor | None, samples: Samples):
+        if not hasattr(training.network, "observe"):
+            raise UnsupportedError(
+                "watch=... is for networks that have `observe`, as vit:attention=positional has: others show nothing"
+            )
+        self.training, self.actor, self.samples = training, actor, samples
+        self.network = cast(Any, training.network)
+        self.first = {name: value.clone() for name, value in self.network.module.state_dict().items()}
+        self.looks: list[int] = []
+        self.seen: dict[str, list[float]] = {}
+
+    def __call__(self, step: int) -> None:
+        """Measure if it is due."""
+        if step % self.training.recipe.watch == 0:
+            self.look(step)
+
+    @torch.no_grad()
+    def look(self, step: int) -> None:
+        """Measure after a number of steps, unless it was already done."""
+        if self.looks and self.looks[-1] == step:
+            return
+        training, steps = self.training, cast(Any, self.training.steps)
+        steps.store()
+        self.looks.append(step)
+        if hasattr(steps, "test"):
+            loss, accuracy = steps.test(self.actor, self.samples)
+        else:
+            evaluation = evaluate(self.network, self.actor, self.samples, training.recipe)
+            self.network.module.train()
+            loss, accuracy = evaluation.loss, evaluation.accuracy
+        train = _pass(training.samples, training.actor, training=True)
+        values = self.network.observe(train, _pass(self.samples, self.actor))
+        for name, value in {"test_loss": loss, "test_accuracy": accuracy, **values}.items():
+            self.seen.setdefault(name, []).append(value)
+
+    def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
+        """Return the number of steps at the first successful measurement, or None."""
+        looks = zip(self.looks, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
+        return next((step for step, loss, accuracy in looks if success(loss, accuracy)), None)
+
+    @torch.no_grad()
+    def series(self) -> dict[str, tuple[float, ...]]:
+        """Return all measurements, their steps, and the network's `trained_values`, as samples of a record."""
+        trained = self.network.trained_values(self.first, _pass(self.samples, None))
+        return {
+            "watched_steps": tuple(map(float, self.looks)),
+            **{f"watched_{name}": tuple(values) for name, values in self.seen.items()},
+            **{f"trained_{name}": values for name, values in trained.items()},
+        }
+
+
+def _pass(samples: Samples, actor: Actor | None, training: bool = False) -> SplitPass:
+    acting = None if actor is None else samples.begin(actor, samples.items, visit=0, training=training)
+    relevance = samples.items.new_empty(len(samples.items), 0) if samples.relevance is None else samples.relevance
+    return SplitPass(samples.inputs, samples.labels, relevance, acting)

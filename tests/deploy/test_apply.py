@@ -28,7 +28,7 @@ from sparsebench.strategy.base import Published, Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import patches_in
+from sparsebench.training.evaluation import patches_in
 
 ALL = [one.cls for one in Registry(shipped_only=True).strategies() if one.cls.kind != "oracle"]
 STRATEGIES = [cls for cls in ALL if cls.budgeted and not cls.trained and not cls.fits()]

@@ -19,7 +19,7 @@ from sparsebench.records.record import Cell, Part
 from sparsebench.runner.prepare import Context
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.tasks.base import relevant
-from sparsebench.training.loop import Choice
+from sparsebench.training.evaluation import Choice
 
 TASK = "spurious:epochs=1,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
 VIT = "vit:dim=16,depth=3,heads=2"

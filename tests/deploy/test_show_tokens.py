@@ -16,7 +16,7 @@ from sparsebench.records.record import numbers_of
 from sparsebench.runner.prepare import Context
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite, Spurious
-from sparsebench.training.loop import evaluate
+from sparsebench.training.evaluation import evaluate
 
 TASK = "spurious:epochs=2,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
 VIT = "vit:dim=16,depth=3,heads=2"

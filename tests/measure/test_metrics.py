@@ -26,7 +26,7 @@ from sparsebench.measure.metrics import (
 )
 from sparsebench.records import store
 from sparsebench.records.table import table_of
-from sparsebench.runner.results import Result
+from sparsebench.runner.run_cell import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"

@@ -15,7 +15,7 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import complaint
 from sparsebench.strategy.budget import Budget
 from sparsebench.testing.networks import build
-from sparsebench.training.loop import evaluate
+from sparsebench.training.evaluation import evaluate
 from sparsebench.training.steps import Samples
 
 COUNTED = ("plain", "4 registers", "distilled", "average pool without class token", "PE", "SigLIP")

@@ -18,7 +18,7 @@ from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Queue
 from sparsebench.runner.progress import Callbacks
-from sparsebench.runner.run_cell import Checkpoint
+from sparsebench.training.loop import Checkpoint
 
 TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
 VIT = "vit:dim=16,depth=2,heads=2"

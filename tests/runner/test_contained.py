@@ -115,7 +115,9 @@ def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
 GELU = "torch.nn.GELU.forward = lambda self, x: x"
 KINDS = {
     "at_import": (f"{GELU}; sparsebench.seeds.seed_of = lambda *names: 3", "pass"),
-    "patches_judge": ("", "import sparsebench.training.loop as e; f = e.predictions; e.predictions = lambda *x: f(*x)"),
+    "patches_judge": (
+        "", "import sparsebench.training.evaluation as e; f = e.predictions; e.predictions = lambda *x: f(*x)"
+    ),
     "hooks": ("", "torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: out)"),
     "optimiser": ("", "torch.optim.AdamW.step = lambda self, closure=None: None"),
     "breaks": ("", "torch.Tensor.norm = lambda *given, **more: 1 / 0"),

@@ -12,8 +12,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run_cell
 from sparsebench.runner.prepare import Prepared
-from sparsebench.runner.results import Result, measure
-from sparsebench.training import loop, steps
+from sparsebench.runner.run_cell import Result, measure
+from sparsebench.training import evaluation, steps
 
 PLUGIN = """
 import gc, sys
@@ -78,12 +78,13 @@ def test_a_plugin_that_answers_with_the_labels_has_no_result(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps.Samples, "begin", steps.Samples.begin)  # both are restored
-    monkeypatch.setattr(loop, "outputs_of", loop.outputs_of)
+    monkeypatch.setattr(evaluation, "outputs_of", evaluation.outputs_of)
     cheat = (
-        "from sparsebench.training import loop, steps; begin, outputs = steps.Samples.begin, loop.outputs_of; "
+        "from sparsebench.training import evaluation, steps; "
+        "begin, outputs = steps.Samples.begin, evaluation.outputs_of; "
         "steps.Samples.begin = lambda self, actor, rows, **more: "
         "SEEN.append(self.labels[rows]) or begin(self, actor, rows, **more); "
-        "loop.outputs_of = lambda *given: outputs(*given) * 0 + torch.eye(10)[SEEN[-1]]"
+        "evaluation.outputs_of = lambda *given: outputs(*given) * 0 + torch.eye(10)[SEEN[-1]]"
     )
     record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", cheat))
     assert record.status == "failed" and record.failure is not None

@@ -138,8 +138,8 @@ def test_an_image_cell_is_timed(image: Measure) -> None:
 def test_a_test_of_many_batches_is_timed_by_these_alone(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsebench.training.loop.BATCH", 4)
-    monkeypatch.setattr("sparsebench.runner.results.seconds_per_batch", None)  # no extra pass is made
+    monkeypatch.setattr("sparsebench.training.evaluation.BATCH", 4)
+    monkeypatch.setattr("sparsebench.runner.run_cell.seconds_per_batch", None)  # no extra pass is made
     (record,) = inline(job_of("random", COMPOSITE, n_train=40, model=VIT), Registry(), tmp_path)
     seconds = record.samples["seconds_per_batch"]
     assert len(seconds) == record.metrics["accuracy"].n // 4 - 1  # without the first

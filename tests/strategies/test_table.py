@@ -15,7 +15,7 @@ from sparsebench.measure.counts import budget_traits, schedule_of, solve, stages
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import DISPOSALS
-from sparsebench.training.loop import patches_in
+from sparsebench.training.evaluation import patches_in
 
 SCHEDULES = ("stages", "every", "late")
 SPENDING = {name: cls for name, cls in SHIPPED.items() if cls.budgeted and not cls.trains_only}

@@ -16,9 +16,9 @@ from sparsebench.plan.locate import locate_images
 from sparsebench.plan.request import Setting
 from sparsebench.records import store
 from sparsebench.runner import prepare
-from sparsebench.runner.results import influences
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
+from sparsebench.training.evaluation import influences
 
 
 def located(made):

@@ -1,6 +1,5 @@
 import copy
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from sparsebench.models.actor import Actor
 from sparsebench.plan.request import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
-from sparsebench.runner.results import Watch
 from sparsebench.strategy.budget import FULL, Budget
-from sparsebench.training.loop import Training, evaluate
+from sparsebench.training.evaluation import evaluate
+from sparsebench.training.loop import Training, Watch
 from sparsebench.training.steps import Samples
 
 TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=8, test=12, steps=25, watch=10)
@@ -46,11 +45,7 @@ class Trial:
         self.training = Training(*given, ("order",), steps=engine and engine(*given))
         self.steps = self.training.steps
         self.tested, self.test = self.actor if tested else None, samples_of(DATA.test)
-        self.watch = self.watching(task) if task.watch else None
-
-    def watching(self, task):
-        splits = {"train": samples_of(DATA.train), "in_training": self.actor, "test": self.test, "in_test": self.tested}
-        return Watch(SimpleNamespace(recipe=task.recipe(), network=self.network, **splits), self.steps)
+        self.watch = Watch(self.training, self.tested, self.test) if task.watch else None
 
     def run(self, on_step=None):
         self.done = self.training.run(on_step or self.watch)

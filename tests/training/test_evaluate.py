@@ -11,7 +11,7 @@ from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import BATCH, evaluate, ranks
+from sparsebench.training.evaluation import BATCH, evaluate, ranks
 from sparsebench.training.steps import Samples
 
 N = BATCH + 30  # two batches, the second is short
@@ -150,14 +150,14 @@ def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the
         return value
 
     take = Samples.take
-    monkeypatch.setattr("sparsebench.training.loop.time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr("sparsebench.training.evaluation.time.perf_counter", lambda: clock["now"])
     monkeypatch.setattr(Samples, "take", lambda self, rows: passing(100, take(self, rows)))
     strategy = scripted(
         lambda view, keep: passing(len(view.index), Keep(torch.arange(keep).expand(len(view.index), keep)))
     )
     samples = of_sets()
     samples.items = samples.items[:70]
-    monkeypatch.setattr("sparsebench.training.loop.first_batch", lambda network, samples: 20)
+    monkeypatch.setattr("sparsebench.training.evaluation.first_batch", lambda network, samples: 20)
     assert evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe()).seconds == [20, 20]
 
 

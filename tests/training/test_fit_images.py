@@ -19,8 +19,8 @@ from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.training import fit as module
+from sparsebench.training.evaluation import evaluate
 from sparsebench.training.fit import calibrate, fit, state_digest
-from sparsebench.training.loop import evaluate
 from sparsebench.training.steps import Samples
 
 RECIPE = Recipe("cross-entropy", "adamw", 1e-3, B, epochs=1, steps=1)

@@ -10,11 +10,10 @@ from timm.layers import Attention
 
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
-from sparsebench.runner.results import influences
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import evaluate
+from sparsebench.training.evaluation import evaluate, influences
 from sparsebench.training.steps import Samples
 
 n, N = 5, 16

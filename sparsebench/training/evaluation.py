@@ -1,0 +1,419 @@
+"""Evaluating a trained network: its outcomes and times, the check for leaks, and the influence of single tokens."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench import seeds
+from sparsebench.errors import StrategyError
+from sparsebench.measure.cost import Step, mean_step
+from sparsebench.measure.metrics import Items
+from sparsebench.models.actor import Actor, Fields, Pass
+from sparsebench.models.base import Network
+from sparsebench.strategy.base import Site
+from sparsebench.strategy.plan_checks import only_removes
+from sparsebench.strategy.plans import Keep, Plan, Rest
+from sparsebench.strategy.tokens import Padded, sizes_after
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.steps import Samples, losses, outputs_of, predictions
+
+T = TypeVar("T")
+
+BATCH = 200
+"""Samples per batch. Strategies cost small networks a fixed 4 to 10 ms per batch, so that larger batches are faster.
+Beyond a few hundred images the activations no longer fit a CPU's cache."""
+TIMED_BATCH = 100
+"""Largest number of samples per batch for measuring speed."""
+CPU_MACS = 2e11
+"""Largest MACs of a batch on a CPU: a few seconds of one core, tens of megabytes of activations."""
+CHECKED = 50
+"""Test items in the check for leaks, which are tested twice."""
+TOGETHER = 256
+"""Most images with a discarded token in one forward pass. It is halved until the device has enough memory."""
+Script = list[tuple[Site, int, Tensor]]
+"""For each place where tokens are removed, in the network's order: site, block, (B, M) kept patches in rising order."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The selection of a strategy in one block, for n samples of N patches.
+
+    Attributes:
+        block: the block; -1 for the patches that are kept at the end, with the scores of the first decision.
+        kept: (n, N) booleans, the patches that are present after the block.
+        scores: (n, N), NaN for patches that were absent before the block; equal to `kept` without scores.
+        scored: whether the strategy gave scores.
+        has_choice: whether the strategy made a selection, in at least one batch.
+    """
+
+    block: int
+    kept: np.ndarray
+    scores: np.ndarray
+    scored: bool
+    has_choice: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Items):
+    """The outcomes of the test items, n samples of N tokens. All groups are 0, since they are not known here.
+
+    Attributes:
+        kept: (n, N) booleans, the patches that are present at the end.
+        choices: the selection at the end, and in each block with a site of the strategy; empty unless requested.
+        steps: realised token counts of each block, mean over samples; empty without a strategy.
+        macs: (n,) MACs of each sample, or empty.
+        batch: number of samples per batch.
+        seconds: wall seconds of network and strategy for each full batch except the first, which includes the
+            initialisation of the process.
+    """
+
+    kept: np.ndarray
+    choices: list[Choice]
+    steps: list[Step]
+    macs: np.ndarray
+    batch: int
+    seconds: list[float]
+
+
+def first_batch(network: Network, samples: Samples) -> int:
+    """Return the batch size to try first: `BATCH`, or on a CPU fewer samples, see CPU_MACS."""
+    if samples.labels.device.type != "cpu":
+        return BATCH
+    cost = network.cost
+    return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.dense()))))
+
+
+def evaluate(
+    network: Network,
+    actor: Actor | None,
+    samples: Samples,
+    recipe: Recipe,
+    batch: int | None = None,
+    *,
+    choices: bool = False,
+    on_done: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Return the evaluation of all samples. A sample's result does not depend on its batch.
+
+    The host waits for the device once, at the end; with `choices` once per batch.
+
+    Args:
+        network: the network.
+        actor: the strategy on the network, or None.
+        samples: n samples of N tokens.
+        recipe: the task's recipe.
+        batch: samples per batch; `first_batch` by default. It is halved while the device is out of memory.
+        choices: whether to return the selection of each block.
+        on_done: called after each batch with the number of samples done.
+    """
+    report = on_done or (lambda done: None)
+    first = batch or first_batch(network, samples)
+    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, choices, report))
+
+
+def halving(batch: int, work: Callable[[int], T]) -> T:
+    """Return `work(batch)`. Halve the batch size while the device is out of memory.
+
+    Raises:
+        torch.OutOfMemoryError: even a batch of one sample does not fit.
+    """
+    while True:
+        try:
+            return work(batch)
+        except torch.OutOfMemoryError:
+            if batch == 1:
+                raise
+        batch //= 2
+        torch.cuda.empty_cache()
+
+
+@torch.no_grad()
+def _evaluate(
+    network: Network,
+    actor: Actor | None,
+    samples: Samples,
+    recipe: Recipe,
+    batch: int,
+    choices: bool,
+    on_done: Callable[[int], None],
+) -> Evaluation:
+    network.module.eval()
+    out, seen, steps, macs, times, done = defaultdict[str, list[Tensor]](list), [], [], [], [], 0
+    N, device = network.cost.tokens, samples.labels.device
+    for rows, inputs in samples.batches(batch):
+        start = _mark(device)
+        acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
+        outputs = outputs_of(network, inputs, acting)
+        times.append((start, _mark(device)))
+        if samples.absent is not None:
+            outputs = outputs.masked_fill(samples.absent, -torch.inf)
+        out["predicted"].append(predictions(recipe, outputs))
+        out["losses"].append(losses(recipe, outputs, samples.labels[rows]).float())
+        out["ranks"].append(ranks(recipe, outputs, samples.labels[rows]))
+        if recipe.loss == "cross-entropy":
+            out["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
+        if acting is None:
+            kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
+        else:
+            kept = patches_in(acting.index, N)
+            steps.append([(len(rows), step) for step in acting.steps])
+            macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
+        out["kept"].append(kept)
+        if choices:
+            scores = None if acting is None else acting.scores
+            end = _choice(-1, kept, kept if scores is None else scores, scores is not None)
+            seen.append([end, *(() if acting is None else _choices(acting, N))])
+        done += len(rows)
+        on_done(done)
+    labels = samples.labels[samples.items].cpu().numpy()
+    arrays: dict[str, Any] = {name: torch.cat(parts).cpu().numpy() for name, parts in out.items()}
+    return Evaluation(
+        **arrays,
+        labels=labels,
+        groups=np.zeros_like(labels),
+        choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.has_choice for part in parts)],
+        steps=[mean_step(block) for block in zip(*steps, strict=True)],
+        macs=np.concatenate(macs) if macs else np.empty(0),
+        batch=batch,
+        seconds=[_seconds(*marks) for marks in times[1 : done // batch]],
+    )
+
+
+def _mark(device: torch.device) -> Any:
+    """Return a time mark after the work queued on the device so far, without waiting for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds(start: Any, end: Any) -> float:
+    """Return the seconds between two marks, after the device has finished."""
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
+
+
+def clock(device: torch.device) -> float:
+    """Wait until the device has finished, and return the time in seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (B,), the number of classes that the logits (B, classes) rank before the label; ties by class number.
+
+    Networks that predict by signs do not rank classes. For them it is 0 if the prediction is right, otherwise 1.
+    """
+    if recipe.loss != "cross-entropy":
+        return (predictions(recipe, outputs) != labels).long()
+    correct = outputs.gather(1, labels[:, None])
+    before = torch.arange(outputs.shape[1], device=labels.device) < labels[:, None]
+    return ((outputs > correct) | ((outputs == correct) & before)).sum(dim=1, dtype=torch.int32)
+
+
+def patches_in(index: Tensor, N: int) -> Tensor:
+    """Return (B, N) booleans, which patches are among the (B, M) tokens `index`; -1 is a token without a patch."""
+    return _spread(index, torch.ones_like(index, dtype=torch.bool), N)
+
+
+def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
+    """Return (B, N), the value of each patch's token among the (B, M) tokens, or 0.
+
+    A token without a patch (-1) is written into an additional column, which is removed.
+    """
+    return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
+
+
+def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool, has_choice: bool = True) -> Choice:
+    """Return the Choice of one batch from (B, N) tensors."""
+    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored, has_choice)
+
+
+def _choices(acting: Pass, N: int) -> Iterator[Choice]:
+    """Yield the selection in each block with a site of the strategy."""
+    decisions = {decision.block: decision for decision in acting.decisions}
+    kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
+    for block in sorted(acting.actor.keep):
+        if (decision := decisions.get(block)) is None:
+            yield _choice(block, kept, kept.float().masked_fill(~kept, torch.nan), scored=False, has_choice=False)
+            continue
+        # Tokens that rested in earlier blocks are present again.
+        present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
+        kept, values = patches_in(decision.after, N), decision.plan.scores
+        scores = kept.float() if values is None else _spread(decision.before, values.float(), N)
+        yield _choice(block, kept, scores.masked_fill(~present, torch.nan), values is not None)
+
+
+def _join(parts: Sequence[Choice]) -> Choice:
+    kept, scores = (np.concatenate(arrays) for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
+    return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
+
+
+@torch.no_grad()
+def seconds_per_batch(
+    network: Network, actor: Actor | None, samples: Samples, batch: int, repeats: int = 7
+) -> tuple[int, list[float]]:
+    """Return the batch size and the wall seconds of `repeats` forward passes, after one that is not counted.
+
+    The batch has at most `batch` and at most `TIMED_BATCH` samples. It is already on the device, so that only network
+    and strategy are timed.
+    """
+    network.module.eval()
+    rows = samples.items[: min(batch, TIMED_BATCH)]
+    moved = Samples(
+        samples.take(rows), samples.labels[rows], None if samples.relevance is None else samples.relevance[rows]
+    )
+    seconds = []
+    for repeat in range(repeats + 1):
+        start = clock(rows.device)
+        moved.forward(network, actor, moved.items, visit=0, training=False)
+        if repeat:
+            seconds.append(clock(rows.device) - start)
+    return len(rows), seconds
+
+
+def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> None:
+    """Test some samples twice, the second time with labels and masks of other samples, and compare the results.
+
+    Labels and masks are exchanged in place, so code that finds them in any way gets the exchanged ones. The masks of an
+    oracle, which may read them, are not exchanged. Random states are restored.
+
+    Raises:
+        StrategyError: kept tokens or predictions depend on labels or masks.
+    """
+    mask = None if actor.strategy.kind == "oracle" else samples.relevance
+    few = copy.copy(samples)
+    few.items, few.inputs = samples.items[:CHECKED], samples.inputs[:CHECKED]
+    with seeds.global_states_kept():
+        first = evaluate(network, actor, few, recipe, batch)
+    with seeds.global_states_kept(), _exchange(samples.labels, mask):
+        second = evaluate(network, actor, few, recipe, batch)
+    n = len(few.items)
+    if kept := (second.kept != first.kept).any(axis=1).sum():
+        raise StrategyError(
+            f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
+            "oracle may, or does not choose the same twice"
+        )
+    if predicted := (second.predicted != first.predicted).sum():
+        raise StrategyError(
+            f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
+            "knows the labels, or does not do the same twice"
+        )
+
+
+@contextmanager
+def _exchange(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
+    """Give each sample the label (n,) and the mask (n, N) of another sample, of another class if possible.
+
+    Masks also get their tokens in reverse order, as all samples may have equal masks. Everything is restored at the
+    end.
+    """
+    order = labels.argsort(stable=True)
+    rows = torch.empty_like(order)
+    rows[order] = order.roll(max(1, len(order) // 2))
+    changed = [(labels, labels.clone(), labels[rows])]
+    if mask is not None:
+        changed.append((mask, mask.clone(), mask[rows].flip(1)))
+    for tensor, _, others in changed:
+        tensor.copy_(others)
+    try:
+        yield
+    finally:
+        for tensor, before, _ in changed:
+            tensor.copy_(before)
+
+
+Influences = tuple[np.ndarray, np.ndarray]
+"""The (n, N) influences of tokens, and the (n,) predicted classes of the undisturbed network."""
+
+
+def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> Influences | None:
+    """Return z = |p - p^(-k)| for each token k of the first n samples, or None if it is not defined.
+
+    p is the probability of the predicted class, with all tokens that the strategy keeps. p^(-k) is the probability of
+    the same class if token k is discarded after the position embedding (arXiv 2509.04009; there only correctly
+    classified images count). The strategy does not select again without the token: the same patches are removed in the
+    same blocks. A token that is removed before the first block has z = 0. z is defined for strategies that only keep or
+    remove tokens, the same number for each image, and do not fuse, merge or mix them.
+    """
+    return halving(TOGETHER, lambda together: _in_batches(network, actor, samples, n, together))
+
+
+@torch.no_grad()
+def _in_batches(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
+    """Compute `influences` with at most `together` images in one forward pass."""
+    network.module.eval()
+    influences, predicted = [], []
+    for rows in samples.items[:n].split(min(BATCH, together)):
+        outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
+        decisions = [] if acting is None else acting.decisions
+        if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
+            return None
+        site = "input" if acting is None else acting.site
+        script: Script = [(site, decision.block, decision.after.sort(dim=1).values) for decision in decisions]
+        influences.append(_influences(network, samples, rows, outputs, script, together))
+        predicted.append(outputs.argmax(dim=1))
+    return torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy()
+
+
+def _influences(
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, script: Script, together: int
+) -> Tensor:
+    """Return the (B, N) z of the samples `rows`, given the outputs and the script of the undisturbed network."""
+    p, predicted = outputs.softmax(dim=1).max(dim=1)
+    B, N = len(rows), network.cost.tokens
+    z = p.new_zeros(B, N)
+    tokens = torch.arange(N, device=rows.device).expand(B, N)
+    if not script or script[0][0] != "input":
+        script = [("input", 0, tokens), *script]
+    # Images in which token k stays at equally many places have equal token counts, so they form a batch.
+    counts = sum((patches_in(stay, N).long() for _, _, stay in script), start=torch.zeros_like(tokens))
+    for count in range(1, len(script) + 1):
+        for pairs in (counts == count).nonzero().split(together):
+            image, token = pairs.unbind(dim=1)
+            disturbed: Script = []
+            for place, (site, block, stay) in enumerate(script):
+                kept = stay[image]
+                if place < count:  # (R, M - 1): without the one token of each row
+                    kept = kept[kept != token[:, None]].reshape(len(kept), -1)
+                disturbed.append((site, block, kept))
+            probabilities = network(samples.take(rows[image]), Replay(N, disturbed)).softmax(dim=1)
+            z[image, token] = (p[image] - probabilities.gather(1, predicted[image, None])[:, 0]).abs()
+    return z
+
+
+class Replay(Pass):
+    """A pass that removes the patches of a script from N patches at the input."""
+
+    requires = frozenset()
+    weighs_sizes = ragged = masked = learns = reads_out = False
+    whole = True
+    own_macs, resting, previous = 0.0, 0, None
+
+    def __init__(self, N: int, script: Script):
+        self.script, self.requested = list(script), set()
+        stay = self.script[0][2]
+        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
+        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """See `Pass.acts_at`. A place where all tokens stay counts too."""
+        return bool(self.script) and self.script[0][:2] == (site, block)
+
+    def decide(self, block: int, fields: Fields) -> Plan:
+        """Return the next plan of the script, see `Pass.decide`."""
+        _, _, stay = self.script.pop(0)
+        plan = Keep(torch.searchsorted(self.index, stay))
+        self.index, self.sizes = stay, sizes_after(plan, self.sizes)
+        return plan
