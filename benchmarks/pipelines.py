@@ -18,9 +18,9 @@ from torchvision import transforms
 
 from sparsebench.files import CACHE
 from sparsebench.models.deep import DeepViT
-from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.images import Composite
+from sparsebench.tasks.sources.composites import locate_backgrounds, locate_images
 from sparsebench.training.steps import Augmentation
 
 SIDE, FOREGROUND, PATCH, CLASSES, BATCH = 32, 26, 4, 10, 128

@@ -21,7 +21,7 @@ from sparsebench.plan.contenders import (
     testable,
     usual_budgets,
 )
-from sparsebench.plan.locate import LOCATED, networks_of, pictures_for
+from sparsebench.plan.locate import networks_of, pictures_for
 from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
 from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Cell, Part, Precision, Where, digest
@@ -29,6 +29,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL
 from sparsebench.strategy.spec import fill, label, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
+from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -23,122 +22,18 @@ from sparsebench.records.record import Head
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
-from sparsebench.tasks.sources import Pixels, known
-from sparsebench.tasks.sources.composites import ARRAY, FOLDER, SCENES, in_a_class, read_array
-from sparsebench.tasks.sources.files import Contents, classes_in, contents, fingerprint_of, listing
-from sparsebench.tasks.sources.known import OFFICIAL, SETS, layout_of, names_for, read, tables
+from sparsebench.tasks.sources import Pixels
+from sparsebench.tasks.sources.composites import LOCATED, locate_official
+from sparsebench.tasks.sources.files import fingerprint_of
+from sparsebench.tasks.sources.known import OFFICIAL
 
 log = logging.getLogger(__name__)
 
-LAYOUT = "a folder with train/<class>/* and test/<class>/*"
-DATA_ROOT = Path("data")
-"""The default folder of official data sets."""
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 CONVERT = (
     "if you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "'weights.safetensors')"
 )
-
-
-def locate_images(
-    spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
-) -> tuple[str, Path | None]:
-    """Return the name of an image source in cells, and its place.
-
-    Args:
-        spec: the name of a known set, or "folder:DIR", a folder of class folders or with the layout of a known set.
-        data_root: the folder of official data sets.
-        download: whether missing official data sets may be downloaded, if torchvision can.
-        skip_bad: whether unreadable pictures are left out; otherwise they are an error.
-
-    Raises:
-        UserError: `spec` is invalid, or the source does not exist.
-    """
-    kind, _, path = spec.partition(":")
-    if spec in names_for("foregrounds"):
-        return _locate_official(spec, data_root, download)
-    if spec in names_for("task"):
-        return _locate_labelled((data_root or DATA_ROOT) / SETS[spec].folder, spec, skip_bad)
-    if kind == FOLDER and path:
-        folder = Path(path).expanduser()
-        layout = layout_of(folder)
-        return _locate_classes(folder, skip_bad) if layout is None else _locate_labelled(folder, layout, skip_bad)
-    allowed = (
-        f"{', '.join(names_for('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(names_for('task'))}"
-    )
-    raise UserError("--images", got=f"'{spec}'", allowed=allowed)
-
-
-def locate_backgrounds(
-    spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
-) -> tuple[str, Path | None]:
-    """Return the name of a background source in cells, and its place; see `locate_images`.
-
-    Args:
-        spec: the name of a known set, a folder of pictures, or an .npz file.
-        data_root, download, skip_bad: see `locate_images`.
-    """
-    if spec in names_for("backgrounds"):
-        return _locate_official(spec, data_root, download)
-    path = Path(spec).expanduser()
-    if path.suffix == ".npz" and path.is_file():
-        read_array(path)
-        return f"{ARRAY}-{fingerprint_of(path)}", path
-    if not path.is_dir():
-        allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
-        raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
-    return f"{SCENES}-{contents(listing(path), skip_bad=skip_bad).fingerprint}", path
-
-
-def _locate_official(name: str, data_root: Path | None, download: bool) -> tuple[str, Path | None]:
-    """Return name and place of a known set. The place is None for sets that come with scikit-learn."""
-    if name not in OFFICIAL:
-        return name, None
-    known.check(name, data_root or DATA_ROOT, download=download)
-    return name, data_root or DATA_ROOT
-
-
-def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
-    """Return name and place of a set in its published layout, after checking its table and that all pictures exist."""
-    if layout_of(root) != kind:
-        raise UserError(
-            f"{kind} is not in {root}",
-            next_step=f"get it from {SETS[kind].source}, then give --images folder:DIR or put it into --data-root",
-        )
-    listed = listing(root)
-    read(kind, SETS[kind].columns, listed)
-    files = contents(replace(listed, others={}), tables(root, kind), skip_bad)
-    return f"{kind}-{files.fingerprint}", root
-
-
-def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
-    for split in ("train", "test"):
-        if not (root / split).is_dir():
-            raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
-    listed = listing(root)
-    _check_classes(listed)
-    files = contents(listed, skip_bad=skip_bad, belongs=in_a_class)
-    _check_classes(files)
-    return f"{FOLDER}-{files.fingerprint}", root
-
-
-def _check_classes(files: Contents) -> None:
-    """Raise UserError unless train and test have the same classes, at least two, each with a picture."""
-    train, test = (classes_in(files, LAYOUT, split) for split in ("train", "test"))
-    if odd := sorted({*train} ^ {*test}):
-        alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
-        raise UserError(
-            f"{files.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
-            next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
-        )  # fmt: skip
-
-
-LOCATED = {
-    "images": locate_images,
-    "backgrounds": locate_backgrounds,
-    "pretrain_images": locate_images,
-}
-"""The parameters of tasks that name pictures, with the functions that locate these."""
 
 
 def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
@@ -197,7 +92,7 @@ def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
     """
     names = {job.cell.task.params.get(key) for job in jobs for key in LOCATED}
     missing = sorted(name for name in OFFICIAL & names if name not in files.places)
-    official = (_locate_official(name, files.data_root, files.download) for name in missing)
+    official = (locate_official(name, files.data_root, files.download) for name in missing)
     return files.places | {name: place for name, place in official if place is not None}
 
 

@@ -29,7 +29,7 @@ from sparsebench import seeds
 from sparsebench.errors import UserError, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
-from sparsebench.plan.locate import LOCATED, Networks, files_of, networks_of, pictures_for, places_of
+from sparsebench.plan.locate import Networks, files_of, networks_of, pictures_for, places_of
 from sparsebench.plan.plan import Expected, Plan
 from sparsebench.plan.request import Execution, Files, Job
 from sparsebench.plugin.content import Content
@@ -43,6 +43,7 @@ from sparsebench.runner.process import PREFIX
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
 from sparsebench.strategy.spec import fill
+from sparsebench.tasks.sources.composites import LOCATED
 from sparsebench.testing import process
 from sparsebench.testing.reports import HARMLESS
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import locate_images
 from sparsebench.tasks.folder import Folder, locate
+from sparsebench.tasks.sources.composites import locate_images
 from sparsebench.tasks.sources.files import known_contents
 
 SHADE = {"a": 40, "b": 200}

@@ -12,12 +12,12 @@ from PIL import Image
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Vit
-from sparsebench.plan.locate import locate_images
 from sparsebench.plan.request import Setting
 from sparsebench.records import store
 from sparsebench.runner import prepare
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
+from sparsebench.tasks.sources.composites import locate_images
 from sparsebench.training.evaluation import influences
 
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks import images
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Composite, Plain, Spurious, paste, permute, warp
-from sparsebench.tasks.sources.composites import backgrounds, foregrounds
+from sparsebench.tasks.sources.composites import backgrounds, foregrounds, locate_backgrounds, locate_images
 from sparsebench.tasks.sources.files import listing, read_rgb, square
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}

@@ -15,9 +15,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks import sources
-from sparsebench.tasks.sources.composites import backgrounds, foregrounds
+from sparsebench.tasks.sources.composites import backgrounds, foregrounds, locate_backgrounds, locate_images
 from sparsebench.tasks.sources.known import SETS
 
 RNG = np.random.default_rng(0)

@@ -12,10 +12,10 @@ from sparsebench.errors import UserError
 from sparsebench.measure.selection import aurocs
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Timm, Vit
-from sparsebench.plan.locate import locate_images
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious
+from sparsebench.tasks.sources.composites import locate_images
 
 SMALL = {"canvas": 16, "foreground": 8, "test": 40, "pretrain_epochs": 0}
 LITTLE = {"canvas": 16, "foreground": 8, "test": 4}

@@ -5,9 +5,8 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks.sources import composites, files
-from sparsebench.tasks.sources.composites import Photos, backgrounds, foregrounds
+from sparsebench.tasks.sources.composites import Photos, backgrounds, foregrounds, locate_backgrounds, locate_images
 from sparsebench.tasks.sources.files import read_rgb, square
 
 COLOUR = (204, 51, 102)  # in web palettes

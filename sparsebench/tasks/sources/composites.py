@@ -1,12 +1,13 @@
-"""Foregrounds, which are pictures with classes, and backgrounds, which are pictures without."""
+"""Foregrounds, which are pictures with classes, and backgrounds, which are pictures without: locating and reading."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 import zipfile
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,22 +17,142 @@ from numpy.lib.npyio import NpzFile
 from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache, known
 from sparsebench.tasks.sources.files import (
+    Contents,
     Locations,
     check_unchanged,
+    classes_in,
     contents,
     contents_of,
+    fingerprint_of,
     listing,
     path_of,
     square,
 )  # fmt: skip
-from sparsebench.tasks.sources.known import DIGITS, FLOWERS102, PHOTOS, SETS, SVHN, dataset, names_for, of_scikit_learn
+from sparsebench.tasks.sources.known import (
+    DIGITS,
+    FLOWERS102,
+    OFFICIAL,
+    PHOTOS,
+    SETS,
+    SVHN,
+    dataset,
+    layout_of,
+    names_for,
+    of_scikit_learn,
+    read,
+    tables,
+)
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
 SCENES, ARRAY = "pictures", "array"
 """Prefixes of the names of the user's files: a folder with classes, a folder without classes, an .npz file."""
+LAYOUT = "a folder with train/<class>/* and test/<class>/*"
+DATA_ROOT = Path("data")
+"""The default folder of official data sets."""
 in_a_class = re.compile("(train|test)/[^/]+/").match
 """Whether a picture's path in a folder is in a class folder of a split."""
+
+
+def locate_images(
+    spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
+) -> tuple[str, Path | None]:
+    """Return the name of an image source in cells, and its place.
+
+    Args:
+        spec: the name of a known set, or "folder:DIR", a folder of class folders or with the layout of a known set.
+        data_root: the folder of official data sets.
+        download: whether missing official data sets may be downloaded, if torchvision can.
+        skip_bad: whether unreadable pictures are left out; otherwise they are an error.
+
+    Raises:
+        UserError: `spec` is invalid, or the source does not exist.
+    """
+    kind, _, path = spec.partition(":")
+    if spec in names_for("foregrounds"):
+        return locate_official(spec, data_root, download)
+    if spec in names_for("task"):
+        return _locate_labelled((data_root or DATA_ROOT) / SETS[spec].folder, spec, skip_bad)
+    if kind == FOLDER and path:
+        folder = Path(path).expanduser()
+        layout = layout_of(folder)
+        return _locate_classes(folder, skip_bad) if layout is None else _locate_labelled(folder, layout, skip_bad)
+    allowed = (
+        f"{', '.join(names_for('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(names_for('task'))}"
+    )
+    raise UserError("--images", got=f"'{spec}'", allowed=allowed)
+
+
+def locate_backgrounds(
+    spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
+) -> tuple[str, Path | None]:
+    """Return the name of a background source in cells, and its place; see `locate_images`.
+
+    Args:
+        spec: the name of a known set, a folder of pictures, or an .npz file.
+        data_root, download, skip_bad: see `locate_images`.
+    """
+    if spec in names_for("backgrounds"):
+        return locate_official(spec, data_root, download)
+    path = Path(spec).expanduser()
+    if path.suffix == ".npz" and path.is_file():
+        read_array(path)
+        return f"{ARRAY}-{fingerprint_of(path)}", path
+    if not path.is_dir():
+        allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
+        raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
+    return f"{SCENES}-{contents(listing(path), skip_bad=skip_bad).fingerprint}", path
+
+
+def locate_official(name: str, data_root: Path | None, download: bool) -> tuple[str, Path | None]:
+    """Return name and place of a known set. The place is None for sets that come with scikit-learn."""
+    if name not in OFFICIAL:
+        return name, None
+    known.check(name, data_root or DATA_ROOT, download=download)
+    return name, data_root or DATA_ROOT
+
+
+def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
+    """Return name and place of a set in its published layout, after checking its table and that all pictures exist."""
+    if layout_of(root) != kind:
+        raise UserError(
+            f"{kind} is not in {root}",
+            next_step=f"get it from {SETS[kind].source}, then give --images folder:DIR or put it into --data-root",
+        )
+    listed = listing(root)
+    read(kind, SETS[kind].columns, listed)
+    files = contents(replace(listed, others={}), tables(root, kind), skip_bad)
+    return f"{kind}-{files.fingerprint}", root
+
+
+def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
+    for split in ("train", "test"):
+        if not (root / split).is_dir():
+            raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
+    listed = listing(root)
+    _check_classes(listed)
+    files = contents(listed, skip_bad=skip_bad, belongs=in_a_class)
+    _check_classes(files)
+    return f"{FOLDER}-{files.fingerprint}", root
+
+
+def _check_classes(files: Contents) -> None:
+    """Raise UserError unless train and test have the same classes, at least two, each with a picture."""
+    train, test = (classes_in(files, LAYOUT, split) for split in ("train", "test"))
+    if odd := sorted({*train} ^ {*test}):
+        alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
+        raise UserError(
+            f"{files.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
+            next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
+        )  # fmt: skip
+
+
+LOCATED = {
+    "images": locate_images,
+    "backgrounds": locate_backgrounds,
+    "pretrain_images": locate_images,
+}
+"""The parameters of tasks that name pictures, with the functions that locate these."""
 
 
 @dataclass(frozen=True)
