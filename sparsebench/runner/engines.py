@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -61,6 +62,7 @@ class CellLocks:
     def __init__(self, out: Path, heads: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
         self.out, self.heads, self.on_done = out, heads, on_done
         self.now, self.sealed = heads, list[Path]()
+        self.ends, self.stored = dict[Path, int](), set[str]()  # what was read of other runs' segments
         self.file: int | None = None
         with suppress(OSError):
             self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
@@ -86,12 +88,13 @@ class CellLocks:
         """Return whether another run has stored a record that answers a job since this run was planned.
 
         The store is read again if an unsealed file of another run names the cell, or if another run has sealed its
-        records since the last call.
+        records since the last call. Of an unsealed file only what is new since the last call is read.
         """
-        name = f'"cell_id":"{job.cell.id}"'.encode()
-        segments = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
+        for path in store.segments(self.out):
+            if store.process_tag() not in path.name:
+                self._read(path)
         sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
-        if sealed != self.sealed or any(_holds(path, name) for path in segments):
+        if sealed != self.sealed or job.cell.id in self.stored:
             self.sealed, self.now = sealed, store.heads(self.out)
         head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
         if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
@@ -99,18 +102,19 @@ class CellLocks:
         self.on_done(job.cell.id)
         return True
 
+    def _read(self, path: Path) -> None:
+        """Note the cells of the new lines of a segment."""
+        with suppress(FileNotFoundError), path.open("rb") as file:  # it may be sealed meanwhile
+            file.seek(self.ends.get(path, 0))
+            lines = file.read().rpartition(b"\n")[0]
+            self.ends[path] = self.ends.get(path, 0) + len(lines)
+            self.stored |= {name.decode() for name in re.findall(rb'"cell_id":"(\w+)"', lines)}
+
     def close(self) -> None:
         """Unlock all cells."""
         if self.file is not None:
             os.close(self.file)
             self.file = None
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    try:
-        return content in path.read_bytes()
-    except FileNotFoundError:  # it was sealed meanwhile
-        return True
 
 
 def _place(cell_id: str) -> int:
