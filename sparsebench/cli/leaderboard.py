@@ -144,8 +144,8 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     for board in folders:
         contents = published.board_files(board)
         names = [path.name for path in (published.write if write else published.differences)(contents)]
-        state = "written" if write else "not what the records give"
-        click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: as it must be")
+        state = "written" if write else "files that differ from its records"
+        click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records")
         wrong += bool(names) and not write
         conflicts = [] if write else list(contradictions(board))
         for text in conflicts[:SHOWN]:

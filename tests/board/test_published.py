@@ -52,7 +52,7 @@ def call(*words: object) -> tuple[int, str]:
 def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(board: Path) -> None:
     assert differing(board) == [] and published.write(published.board_files(board)) == []
     code, output = call(board.parent, "--check")
-    assert code == 0 and "one: as it must be" in output
+    assert code == 0 and "one: matches its records" in output
 
 
 def test_files_that_were_changed_or_are_missing_are_named_and_mended(board: Path) -> None:
@@ -60,7 +60,7 @@ def test_files_that_were_changed_or_are_missing_are_named_and_mended(board: Path
     for name, content in contents.items():
         (board / name).write_bytes(content.replace(b"0", b"1", 1))
     code, output = call(board.parent, "--check")
-    assert code == 1 and "one: not what the records give: " in output and "--update" in output
+    assert code == 1 and "one: files that differ from its records: " in output and "--update" in output
     assert all(name in output and (board / name).read_bytes() != content for name, content in contents.items())
     (board / "leaderboard.md").unlink()
     assert sorted(differing(board)) == [*contents]
@@ -144,7 +144,7 @@ def test_update_writes_what_is_between_the_marks_and_nothing_else(project: Path)
     assert page.read_text() == PAGE.replace("old\n", board).replace("verdicts -->\n<", "verdicts -->\n| claim |\n<", 1)
     assert (project / "docs" / "results" / "paper" / "figure.png").read_bytes() == b"new"
     assert call(project / "boards", "--update")[1].count("written") == 0
-    assert call(project / "boards", "--check") == (0, f"{project}/boards/one: as it must be\n")
+    assert call(project / "boards", "--check") == (0, f"{project}/boards/one: matches its records\n")
 
 
 def test_check_names_the_documents_in_which_one_figure_is_another(project: Path) -> None:

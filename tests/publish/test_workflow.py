@@ -86,7 +86,7 @@ def forged(name: str = "") -> Callable[..., None]:
 
 LABEL = 'the label "boards"'
 CHANGES: dict[str, tuple[Callable[..., object], bool, int, list[str]]] = {
-    "an honest submission": (honest, False, 0, ["reported", "tiny: as it must be"]),
+    "an honest submission": (honest, False, 0, ["reported", "tiny: matches its records"]),
     "a forged accuracy": (forged(), False, 1, ["accuracy is 0.99"]),
     "the README": (written("README.md"), False, 1, [LABEL]),
     "a file of a board": (written("leaderboard/tiny/notes.md"), False, 1, [LABEL]),
