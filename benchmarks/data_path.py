@@ -111,19 +111,19 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     import timm  # noqa: F401  its import does not count for the run
 
     from sparsebench.records import store as records
-    from sparsebench.runner import prepare, results, run_cell
+    from sparsebench.runner import prepare, run_cell
     from sparsebench.runner import run as runs
     from sparsebench.training import evaluation
 
     account = Account()
     account.watch(evaluation, "outputs_of", "networks and strategies")
     account.watch(runs, "decode", "decoding")
-    account.watch(results, "check_leaks", "the check against labels")
+    account.watch(run_cell, "check_leaks", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
     account.watch(prepare, "_data", "drawing")
     account.watch(run_cell, "prepare", "making networks")
     account.watch(run_cell, "measure", "testing, but for the network")
-    account.watch(results, "seconds_per_batch", "timing a batch, where a test has fewer than seven")
+    account.watch(run_cell, "seconds_per_batch", "timing a batch, where a test has fewer than seven")
     account.watch(records, "seal", "sealing records")
     words = {"model": f"timm:{arch}", "weights": weights, "images": f"folder:{root}", "macs": BUDGETS, "jobs": 0}
     account.since = time.process_time()
