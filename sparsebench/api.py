@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, few
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, values_of
 from sparsebench.plugin import content
 from sparsebench.plugin.registry import Registry
@@ -162,8 +162,12 @@ def execute(
     from sparsebench.board.settings import frame_of, read
 
     plan = runs.run(request, files, execution, Registry(), out, callbacks)
-    rows = frame_of(read(out))
-    rows = rows[rows["cell_id"].isin([job.cell.id for job in plan.whole])]
+    stored = frame_of(read(out))
+    rows = stored[stored["cell_id"].isin([job.cell.id for job in plan.whole])]
+    others = set(stored["network"]) - set(rows["network"])
+    if others and (rows["network"] != "").any():
+        names = few(sorted(others), width=60)
+        log.warning("%s also has results of other weights, %s: `sparsebench leaderboard` averages them too", out, names)
     records = rows[rows["cell_id"].isin([job.cell.id for job in plan.jobs])]
     board = board_of(rows, out)
     publish(board, out)

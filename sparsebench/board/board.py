@@ -16,9 +16,10 @@ import pandas as pd
 from scipy.special import bdtr
 
 from sparsebench import files
+from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
-from sparsebench.errors import plain
+from sparsebench.errors import few, plain
 from sparsebench.records import manifests
 from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import OUTCOMES
@@ -29,6 +30,8 @@ from sparsebench.testing.reports import REMARK
 
 SURPRISING = 1e-3
 """The board warns about the order of classes if so few correct answers are less probable than this by chance."""
+NAMED = 5
+"""Largest number of rows that a note names."""
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000
 """Limit on the total size of the pictures in a board. Pictures beyond it stay files of the folder."""
@@ -149,7 +152,7 @@ def notes_on(
             shifts = ", and compare sets of pictures with --view shifts" * (len(pictures) > 1)
             others = f"{n - 1} other setting{'s' * (n > 2)} (data, model, size or track) not shown"
             lines.append(f"{task}: {others}; see them with --by task{shifts}")
-    lines += below_chance(frame)
+    lines += [*_over_budget(judged), *below_chance(frame)]
     if technical:
         lines += _technical(frame, judged)
     mismatches = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]
@@ -164,6 +167,17 @@ def notes_on(
     return lines + [
         f"{strategy}: checks: {remark}" for strategy, remark in sorted(remarks.itertuples(index=False)) if remark
     ]
+
+
+def _over_budget(judged: Leaderboard) -> Iterator[str]:
+    """Yield a line for each ranking with the strategies that spend more than their budget, the worst first."""
+    for ranking in judged.rankings:
+        rows = ranking.every[over_budget(ranking.every)]
+        excess = (rows["macs_ratio"] / rows["asked"].astype(float)).sort_values(ascending=False)
+        spent = [f"{row.strategy} {row.macs_ratio:.2f} at {row.asked:g}" for row in rows.loc[excess.index].itertuples()]
+        if spent:
+            rule = f"over their budget of MACs by more than {TOLERANCE:.0%}, and not among the best at it"
+            yield f"{ranking.task}: {rule}: {few(spent, NAMED)}"
 
 
 def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:

@@ -126,7 +126,10 @@ EVERY = (
            "others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)"),
     Column("kept_accuracy", "kept accuracy", "fraction",
            "mean accuracy over MACs / dense from the lowest budget to 1, linearly interpolated between budgets, "
-           "divided by dense's accuracy", True),
+           "divided by dense's accuracy; - if the lowest budget is not reached or costs as much as the next", True),
+    Column("kept_accuracy_rank", "rank", "text",
+           "rank of the strategy by kept accuracy, which the printed table of a board over several budgets has",
+           tables=False),
     Column("macs_at_2", "MACs at -2 points", "fraction",
            "smallest MACs / dense down to which accuracy stays within 2 points of dense's, linearly interpolated; "
            "not reached: the largest budget loses more; <=: the lowest budget loses less", True,
@@ -246,6 +249,11 @@ FORMS: dict[Shown, str | Callable[[float], str]] = {
 
 FLAGS = ("trained", "pareto", "pareto_speed")
 """Columns with "yes" or "no" in files."""
+
+
+def over_budget(rows: pd.DataFrame) -> pd.Series:
+    """Return which rows have spent over TOLERANCE more than their requested share of dense MACs."""
+    return rows["macs_ratio"] > (1 + TOLERANCE) * rows["asked"].astype(float)
 
 
 def dicts(rows: pd.DataFrame) -> list[Row]:

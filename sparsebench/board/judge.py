@@ -374,7 +374,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
     common = main.missing.budgets or budgets
     middle = min(common, key=lambda budget: (abs(budget - HALF), budget))
-    heights, of_lines = _heights(main, points, common[-1])
+    heights, of_lines = _heights(main, points, *(*sorted(common), 1.0)[:2])
     rows = rows.drop(columns=[name for name in of_lines if name in rows]).join(of_lines, on="line")
     points = rows.dropna(subset="line")
 
@@ -393,6 +393,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     ranked = [k for k, name in enumerate(names) if name not in unfair and table.loc[name, "kind"] != "oracle"]
     pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in lacking]).among(ranked)
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
+    rows["kept_accuracy_rank"] = rows["line"].map(table["rank"])
     order = {
         "not dense": table.index != DENSE, "oracle": table["kind"] == "oracle", "last": table["rank"] == NOT_RANKED,
         "kept": -table["kept_accuracy"], "name": table.index,
@@ -401,25 +402,30 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     return rows, Curves(budgets, middle, table, pairs)
 
 
-def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str, Contender], pd.DataFrame]:
+def _heights(
+    main: Setting, rows: pd.DataFrame, lowest: float, following: float
+) -> tuple[dict[str, Contender], pd.DataFrame]:
     """Return mean accuracies, by which curves are ranked, and kept accuracy and MACs at -2 points.
 
-    Only curves with a point at the lowest budget have them.
+    Only curves with a point at the lowest budget have them. A height also needs that this point spends less than the
+    next budget.
 
     Args:
         main: the setting of the rows.
         rows: the points of all curves, and of dense.
         lowest: budget from which curves are compared.
+        following: the next larger budget.
     """
     dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
     heights, by_name = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
-    reaching = set(rows.loc[rows["asked"] == lowest, "line"])
+    lowest_spent = rows[rows["asked"] == lowest].groupby("line")["macs_ratio"].min()
     for name, points in points_of(rows).items():
         spent = points["macs_ratio"].tolist()
         contenders = [*(main.contenders[entry][0] for entry in points.index), dense]
-        if name not in reaching or (height := curves.area(contenders, spent, lowest)) is None:
+        if name not in lowest_spent or (height := curves.area(contenders, spent, lowest)) is None:
             continue
-        heights[name] = height
+        if lowest_spent[name] < following:
+            heights[name] = height
         by_name[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
         by_name[name] |= {"macs_at_2_at_most": True} if by_name[name]["macs_at_2"] == spent[0] else {}
     kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_KEY, TOLERANCE, rank_ends
+from sparsebench.board.columns import BY_KEY, over_budget, rank_ends
 from sparsebench.board.judge import Curves, points_of
 from sparsebench.board.settings import DENSE, about
 from sparsebench.errors import UserError, plain, unknown
@@ -180,10 +180,10 @@ def main_strategies(rows: pd.DataFrame, over: Curves) -> list[str]:
     lines = _lines(rows, over)
     deployable = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
     ranked = {name for name in deployable if not math.isnan(lines[name].rank[0])} or deployable
-    accuracy = rows["accuracy"].where(rows["macs_ratio"] <= (1 + TOLERANCE) * rows["asked"])
-    accuracies = rows.assign(accuracy=accuracy).pivot(index="line", columns="asked", values="accuracy")
+    points = rows[~over_budget(rows)].dropna(subset="line")  # other rows have budgets that are no shares
+    accuracies = points.pivot(index="line", columns="asked", values="accuracy")
     accuracies = accuracies.reindex([name for name in lines if name in ranked])
-    most_accurate = accuracies[sorted(over.budgets)].dropna(axis="columns", how="all").idxmax().tolist()
+    most_accurate = accuracies.reindex(columns=sorted(over.budgets)).dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
     best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
     limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
@@ -360,5 +360,7 @@ def _label(
         if lines[place].y[-1] < bottom:
             continue
         joint = back([(ends[place, 0], heights[place]), (x[0], heights[place]), (x[1], height), (x[2], height)])
-        axis.plot(*joint.T, color=look.color, linewidth=style.THIN, clip_on=False)
+        far = box.x1 - ends[place, 0] > 0.05 * box.width  # a solid line would look like data
+        axis.plot(*joint.T, color=look.color, linewidth=style.THIN, linestyle=(0, (1, 4)) if far else "-",
+                  clip_on=False)  # fmt: skip
         axis.plot(*joint[-1:].T, look.marker or "none", color=look.color, clip_on=False)

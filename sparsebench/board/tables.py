@@ -24,8 +24,10 @@ LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
-STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
+STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy", "told")
 """Keys of columns that narrow terminals keep."""
+MINOR = ("n_train", "kind", "trained", "parameters")
+"""Keys of columns that narrow terminals leave out first."""
 CLEAR = {
     "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
     "accuracy_with_gap",
@@ -295,8 +297,9 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns that fit into `width` characters.
 
-    Intervals are left out first, from the right, then columns in `order`. By default columns are left out from the
-    right, accuracies at budgets last, and columns of STAY never. At last the longest texts are clipped.
+    Intervals are left out first, from the right, then columns in `order`. By default the columns of MINOR are left out
+    first, then others from the right, accuracies at budgets last, and columns of STAY never. At last the longest texts
+    are clipped.
     """
     remaining, widths = list(columns), {column: _width(rows, column) for column in columns}
 
@@ -308,7 +311,7 @@ def fit(
             remaining[place] = column._replace(interval=False)
             widths[remaining[place]] = _width(rows, remaining[place])
     optional = [column for column in reversed(columns) if column.key not in STAY]
-    optional.sort(key=lambda column: column.shown == "spent")
+    optional.sort(key=lambda column: (column.shown == "spent", column.key not in MINOR))
     for key in [column.key for column in optional] if order is None else order:
         if over() > 0:
             remaining = [column for column in remaining if column.key != key]

@@ -12,7 +12,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board.columns import BY_KEY, BY_TASK, TOLERANCE, Column, Row, accuracy_at, dicts, keys_of, text_of
+from sparsebench.board.columns import (
+    BY_KEY,
+    BY_TASK,
+    TOLERANCE,
+    Column,
+    Row,
+    accuracy_at,
+    dicts,
+    keys_of,
+    over_budget,
+    text_of,
+)
 from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
 from sparsebench.board.settings import DENSE, about, besides_share, over_seeds, speed_ups
 from sparsebench.board.tables import Report, Table
@@ -41,7 +52,8 @@ TRIALS = (
 """Columns of the separate tables of gaps and trials below a board over several budgets."""
 BEST = (
     Column("budget", "MACs / dense", "text", ""),
-    Column("best", "most accurate", "text", ""),
+    Column("best", "most accurate", "text",
+           f"without baselines and strategies that spend over {TOLERANCE:.0%} more than the budget; - if none is left"),
     BY_KEY["accuracy"]._replace(what="", interval=False),
     BY_KEY["accuracy_delta"]._replace(what=""),
     Column("random", "random_inside", "percent",
@@ -79,7 +91,7 @@ PAIRS = (
     Column("p_seeds", "p seeds", "p", "would networks of other seeds differ on other items? Student's t"),
     Column("overdispersion", "overdispersion", "ratio",
            "variance over seeds divided by the variance that items explain, pooled over all rows"),
-    Column("told", "differs significantly", "text", "yes if p is 0.05 or less"),
+    Column("told", "differs", "text", "yes if p is 0.05 or less: the difference is significant"),
     Column("n_seeds", "seeds", "count", "common repetitions"),
 )  # fmt: skip
 MATCHED = (
@@ -89,12 +101,12 @@ MATCHED = (
 )
 LEGEND_OF_MATCHED = (
     f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves.",
-    f"At equal accuracy: for each strategy the row with the fewest MACs that is at most {100 * NEAR:g} points below "
-    "dense; - if there is none. Nothing is interpolated.",
+    f"At equal accuracy: for each strategy the row with the fewest MACs, fewer than dense, that is at most "
+    f"{100 * NEAR:g} points below dense; - if there is none. Nothing is interpolated.",
 )
 TIMES = "speed.jsonl"
-MEASURED = ("network", "strategy", "budget", "mode", "precision", "device", "batch", "latency", "images_per_s",
-            "speed_up", "memory")  # fmt: skip
+MEASURED = ("network", "strategy", "budget", "mode", "precision", "device", "batch", "macs", "macs_ratio", "latency",
+            "images_per_s", "speed_up", "memory")  # fmt: skip
 """The file that `sparsebench speed` writes, and the columns that are read from it."""
 TIMED = (
     *PAPER,
@@ -136,17 +148,17 @@ def best(ranking: Ranking, title: str = "") -> Table:
     rows = [{**row, **no_gain, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
     random = {_budget_of(row): row["accuracy"] for row in reversed(every) if row["strategy"] == RANDOM}
     budgets = defaultdict[tuple[float, str], list[int]](list)
-    for i, row in enumerate(ranked):
+    for i, (row, over) in enumerate(zip(ranked, over_budget(ranking.rows), strict=True)):
         if row["kind"] == "deployable":
-            budgets[_budget_of(row)].append(i)
+            budgets[_budget_of(row)] += [] if over else [i]
     for (share, label), places in sorted(budgets.items()):
         better = ranking.pairs.among(places).better()
         first, *others = sorted(
             (ranked[i] for k, i in enumerate(places) if not better[:, k].any()), key=lambda row: -row["accuracy"]
-        )
+        ) or [{}]
         rows.append({
-            **first, "budget": label or f"{-share:g}", "random": random.get((share, label)), "best": first["strategy"],
-            "equal": few([row["strategy"] for row in others], TIED),
+            **first, "budget": label or f"{-share:g}", "random": random.get((share, label)),
+            "best": first.get("strategy"), "equal": few([row["strategy"] for row in others], TIED),
         })  # fmt: skip
     where = ", ".join(["on the same machine", *sorted({row["device"] for row in every} - {None})])
     speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
@@ -259,9 +271,8 @@ def _at_equal_accuracy(ranking: Ranking) -> pd.DataFrame:
     if not is_dense.any():
         return ranking.rows[:0]
     others = ranking.rows[~is_dense].sort_values(["macs_ratio", "budget"])
-    as_good = others["macs_ratio"].notna() & (
-        others["accuracy"] >= ranking.rows.loc[is_dense, "accuracy"].iloc[0] - NEAR
-    )
+    least = ranking.rows.loc[is_dense, "accuracy"].iloc[0] - NEAR
+    as_good = (others["macs_ratio"] < 1) & (others["accuracy"] >= least)
     rows = pd.concat([others[as_good], others[["strategy", "kind"]]]).drop_duplicates("strategy")
     return rows.assign(matched="at dense accuracy", rank="").sort_values(["macs_ratio", "strategy"])
 
@@ -315,7 +326,8 @@ def _shift(sets: list[Ranking]) -> Table:
     over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
     alike = f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {correlations}."
     legend = [alike] if correlations else []
-    return Table(dicts(rows[keys_of(columns)]), columns, above=sets[0].setting.model, legend=legend)
+    above = f"{sets[0].setting.model} on {', '.join(dict.fromkeys(ranking.task for ranking in sets))}"
+    return Table(dicts(rows[keys_of(columns)]), columns, above=above, legend=legend)
 
 
 def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
@@ -360,7 +372,9 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
     budgets = rows["budget"].mask(rows["strategy"] == DENSE, "")
     keys = list(rows.assign(budget=budgets)[["strategy", "budget"]].itertuples(index=False, name=None))
     if times is not None:
-        times = times[(times["network"] == network) & (times["precision"] == precision)]
+        dense = (rows["macs"] / rows["macs_ratio"]).median()  # other MACs mean images of another size
+        alike = (times["macs"] / times["macs_ratio"] / dense - 1).abs() <= TOLERANCE
+        times = times[(times["network"] == network) & (times["precision"] == precision) & alike]
         timed = set(times[["strategy", "budget"]].itertuples(index=False, name=None))
         if (DENSE, "") in timed.intersection(keys):
             columns, batch = TIMED, int(times.loc[times["strategy"] == DENSE, "batch"].max())
@@ -380,7 +394,9 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
         )
         legend = [f"Images/s on {', '.join([*devices, precision, *batch_note])}."]
     if times is not None and columns is PAPER:
-        legend.append(f"{plain(str(speed))} has no times of these strategies on {network} in {precision}.")
+        legend.append(
+            f"{plain(str(speed))} has no times of these strategies on {network} in {precision}, on images of this size."
+        )
     quantities = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
     above = (
         f"{network} on {setting.task}, {tested[ITEMS].max() if len(rows) else 0:,} test images: {quantities} in %, "

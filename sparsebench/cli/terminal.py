@@ -103,7 +103,9 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
         "--wide", is_flag=True,
         help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
     )  # fmt: skip
-    @click.option("--columns", metavar="NAME[,NAME...]", help="Show only these columns (names as in CSV).")
+    @click.option(
+        "--columns", metavar="NAME[,NAME...]", help="Show only these columns; an unknown name lists all names."
+    )
     @wraps(command)
     def with_choice(*args: Any, wide: bool, columns: str | None, **options: Any) -> Any:
         names = tuple(name.strip() for name in columns.split(",")) if columns else ()

@@ -467,8 +467,11 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     if len(evaluation.macs) and np.ptp(evaluation.macs):
         result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
     result.add("macs_ratio_planned", None if bounds else planned / dense, n)
-    counts = [[(step.tokens_in, step.tokens_out) for step in row] for row in (steps, actor.planned if actor else full)]
-    if counts[0] == counts[1] and abs(macs / planned - 1) > MISPLANNED:
+    plans = steps, actor.planned if actor else full
+    counts = [[(step.tokens_in, step.tokens_out) for step in row] for row in plans]
+    # Products of the strategy's own that cost more than it saves are not planned.
+    network_macs = [total - sum(step.own for step in row) for total, row in zip((macs, planned), plans, strict=True)]
+    if counts[0] == counts[1] and abs(network_macs[0] / network_macs[1] - 1) > MISPLANNED:
         result.notes["cost_model"] = f"{macs / dense:.3f} of the dense MACs, planned as {planned / dense:.3f}"
 
 

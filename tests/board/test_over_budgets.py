@@ -67,6 +67,33 @@ def test_a_row_a_strategy_dense_first_and_oracles_last() -> None:
     assert list(board.rows["rank"]) == ["not ranked", "1", "2", "3", "not ranked"]
 
 
+def test_a_strategy_that_spends_more_than_its_budget_is_not_the_best_at_it() -> None:
+    costly = {0.7: (0.95, 0.71), 0.5: (0.95, 0.8), 0.3: (0.95, 0.6)}
+    rates, spent = ({asked: pair[i] for asked, pair in costly.items()} for i in (0, 1))
+    judged = judge([*WORLD, *records("costly", rates, spent)])
+    assert over(judged).rows.loc["costly", ["rank", "kept_accuracy"]].tolist() == [
+        "not ranked",
+        pytest.approx(np.nan, nan_ok=True),
+    ]
+    assert [row["best"] for row in best(judged.rankings[0]).rows] == ["dense", "costly", "good", "good"]
+    (note,) = (
+        line for line in notes_on([*WORLD, *records("costly", rates, spent)], judged) if "over their budget" in line
+    )
+    assert "costly 0.60 at 0.3, costly 0.80 at 0.5, steep 0.40 at 0.3" in note
+    (only,) = (
+        row
+        for row in best(judge([*WORLD[:3], *records("costly", rates, spent)]).rankings[0]).rows
+        if row["budget"] == "0.5"
+    )
+    assert only["best"] is None
+
+
+def test_files_have_the_rank_of_the_table_too() -> None:
+    judged = judge(WORLD)
+    ranks = judged.rows.groupby("strategy")["kept_accuracy_rank"].agg(set).to_dict()
+    assert ranks == {name: {rank} for name, rank in over(judged).rows["rank"].items()}
+
+
 def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
     equal = [*WORLD, *records("goodly", dict.fromkeys(BUDGETS, 0.89))]
     board = over(judge(equal))

@@ -144,6 +144,9 @@ def test_what_spends_more_than_a_budget_is_not_the_most_accurate_at_it() -> None
     assert "over" in picture.main_strategies(
         *board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED)
     )
+    rows, over = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED)
+    keep_rates = pd.DataFrame([{"line": None, "asked": math.nan, "macs_ratio": 0.5, "accuracy": 0.8}] * 2)
+    assert picture.main_strategies(pd.concat([rows, keep_rates]), over) == picture.main_strategies(rows, over)
 
 
 def test_what_costs_more_than_dense_is_in_no_axis() -> None:

@@ -170,7 +170,9 @@ def timed(folder: Path, **other: Any) -> Path:
     """Write the results of `sparsebench speed`, with `other` values in all rows."""
     base = {"network": "deit_small", "mode": "eager", "precision": "bfloat16", "device": "H100", "memory": 2e9} | other
     rows = [
-        base | {"strategy": name, "budget": budget, "batch": batch, "latency": latency, "speed_up": up,
+        {"macs": 4.6e9 * float(budget[5:] or 1), "macs_ratio": float(budget[5:] or 1)}
+        | base
+        | {"strategy": name, "budget": budget, "batch": batch, "latency": latency, "speed_up": up,
                 "images_per_s": batch / latency if latency else None}
         for name, budget, batch, latency, up in (
             ("dense", "", 1, 0.004, 1.0), ("dense", "", 64, 0.04, 1.0), ("dense", "", 256, None, None),
@@ -198,7 +200,7 @@ def test_times_of_speed_are_joined_by_network_strategy_and_budget(tmp_path: Path
     assert "2560" in render(report, "md").replace(",", "") and r"\begin{tabular}" in render(report, "latex")
 
 
-@pytest.mark.parametrize("other", [{"network": "vit_base"}, {"precision": "float32"}])
+@pytest.mark.parametrize("other", [{"network": "vit_base"}, {"precision": "float32"}, {"macs": 1e9}])
 def test_times_of_something_else_are_not_joined_and_a_line_says_so(other: Any, tmp_path: Path) -> None:
     (table,) = views.paper(rankings(PAPER_ROWS), timed(tmp_path / "s", **other)).tables
     assert "has no times of these strategies on deit_small in bfloat16" in table.legend[-1]

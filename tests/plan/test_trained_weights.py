@@ -406,3 +406,15 @@ def test_it_is_in_bfloat16_on_a_gpu_unless_it_is_asked_for_otherwise(files: File
     assert precisions() == {"float32"} and precisions(on_gpu=True) == {"bfloat16"}
     assert precisions(on_gpu=True, precision="float32") == {"float32"}
     assert precisions(precision="bfloat16") == {"bfloat16"}
+
+
+def test_a_folder_with_results_of_other_weights_is_named(
+    pictures: Path, weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = load_file(weights)
+    save_file(state | {"head.bias": state["head.bias"] + 1}, others := tmp_path / "retrained.safetensors")
+    for path in (weights, others):
+        assert "other weights" not in caplog.text
+        sparsebench.run(suite="folder", tasks=TASK, model=f"timm:{ARCH}", images=f"folder:{pictures}", weights=path,
+                        out=tmp_path / "out", device="cpu", jobs=0)  # fmt: skip
+    assert "also has results of other weights, own.safetensors" in caplog.text
