@@ -6,6 +6,8 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +123,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(lines))
     pictures = pictures_of(todo, registry, plan.locations)
     n, size = sum(picture.shape[0] for picture in pictures), sum(picture.size for picture in pictures)
-    first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB in {cache_folder()}; nothing is decoded now" * (
+    first = f"\n{n:,} pictures to decode first, {size / 1e6:,.1f} MB in {cache_folder()}; nothing is decoded now" * (
         n > 0
     )
     again = "".join(f"{line}\n" for line in plan.changes)
@@ -132,12 +134,12 @@ def forecast(plan: Plan, device: str = "auto") -> None:
 
 
 def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
-    """Return the expected hours of one worker and the memory; "unknown" unless similar cells were run or timed."""
+    """Return the expected time on one worker and the memory; "unknown" unless similar cells were run or timed."""
     seconds = [expected.seconds(job) for job in jobs]
     times = [value for value in seconds if value is not None]
     sizes = [size for job in jobs if (size := expected.memory(job) or bytes_)]
     return {
-        "hours": f"{sum(times) / 3600:.2g}" if len(times) == len(seconds) else "unknown",
+        "worker time": str(timedelta(seconds=ceil(sum(times)))) if len(times) == len(seconds) else "unknown",
         "GiB": f"{max(sizes) / 2**30:.2f}" if sizes else "unknown",
     }
 

@@ -194,10 +194,11 @@ class Progress(Callbacks):
         self.total, self.quiet, self.began = total, quiet, time.monotonic()
         self.due = self.began + (QUIET * quiet if self.live else LINE)
 
-    def _draw(self, done: float, text: str, left: str, last: str = "") -> None:
+    def _draw(self, done: int, text: str, left: str, last: str = "", shares: float = 0.0) -> None:
         """Update the bar every OFTEN seconds and at the end, or print a line per minute and one at the end.
 
-        At the end nothing appears if the bar is quiet and still hidden.
+        `shares` is the part of running cells that is done. At the end nothing appears if the bar is quiet and still
+        hidden.
         """
         from tqdm import tqdm
 
@@ -209,9 +210,9 @@ class Progress(Callbacks):
                 click.echo(line, err=True)
             elif self.bar is None:
                 form = "{percentage:3.0f}%|{bar}| {desc}"
-                self.bar = tqdm(desc=line, total=self.total, initial=done, bar_format=form, dynamic_ncols=True)
+                self.bar = tqdm(desc=line, total=self.total, initial=done + shares, bar_format=form, dynamic_ncols=True)
             else:
-                self.bar.n = done
+                self.bar.n = done + shares
                 self.bar.set_description_str(line)
         if done == self.total:
             self._close()
@@ -259,7 +260,7 @@ class Progress(Callbacks):
         """Show the number of finished cells, with shares of running cells, and the elapsed and remaining time."""
         if self.total:
             done = self.total - sum(now.left.values())
-            self._draw(done + now.done, f"{done}/{self.total} cells", time_of(now.seconds), self.last)
+            self._draw(done, f"{done}/{self.total} cells", time_of(now.seconds), self.last, now.done)
 
     def stopping(self) -> None:
         """Print what the first Ctrl-C does. A signal handler must not use buffered output, which it may interrupt."""

@@ -138,7 +138,7 @@ def test_dry_run_bar_and_status_say_the_same(
     out: Path, workers: int, left: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry = CliRunner().invoke(main, [*WORDS, "--out", str(out)]).stdout
-    assert dry.splitlines()[-1].split() == ["all", "8", f"{80 / 3600:.2g}", "unknown"]
+    assert dry.splitlines()[-1].split() == ["all", "8", "0:01:20", "unknown"]
     plan = planned(out, **UNEQUAL)
     with Progress(out) as bar:
         bar.live = True  # as in a terminal
@@ -150,4 +150,8 @@ def test_dry_run_bar_and_status_say_the_same(
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
         bar.beat(states[0])
         assert f"0/8 cells, 0:00 gone, {left} left" in capsys.readouterr().err
+        bar.live, bar.due = False, 0.0  # as in a file: the last line says that all cells are done
+        for n in (1, 0):
+            bar.beat(states[0].model_copy(update={"left": {"dense": n}, "done": float(n)}))
+        assert "8/8 cells" in capsys.readouterr().err
     assert f"8 cells without a record, about {left};" in status
