@@ -333,7 +333,7 @@ def _compare(
     """
     i, j = list(references), list(references.values())
     mean, half = pairs.mean[i, j], pairs.half[i, j]
-    ends = np.stack([mean, mean - half, mean + half], axis=1) + 0.0  # no minus zero
+    ends = np.clip(np.stack([mean, mean - half, mean + half], axis=1), -1, 1) + 0.0  # no minus zero
     rows.loc[measured[i], [delta, f"{delta}_low", f"{delta}_high"]] = ends
     marked = {i: j for i, j in references.items() if i != j and judged[i] and judged[j]}
     rows[f"versus_{name}"] = pd.Series({measured[i]: mark for i, mark in marks(pairs, marked).items()}, dtype=object)

@@ -230,7 +230,8 @@ def _pairs(ranking: Ranking) -> pd.DataFrame:
     return pd.DataFrame({
         "task": ranking.task, "strategy": strategy[i], "budget": budget[i],
         "other": strategy[j], "other_budget": budget[j],
-        "difference": mean, "difference_low": mean - half, "difference_high": mean + half, **numbers,
+        "difference": mean, "difference_low": np.maximum(mean - half, -1),
+        "difference_high": np.minimum(mean + half, 1), **numbers,
         "told": np.where(ranking.pairs.better()[i, j], "yes", "no"),
     })  # fmt: skip
 
