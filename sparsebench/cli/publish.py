@@ -206,6 +206,8 @@ def export(
             sparse.export(out, batch)
             click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
         return
+    if what is not None and what.startswith("timm:"):
+        raise UserError(f"{what} is exported with a strategy", next_step="give --plugin NAME, and -o FILE.onnx or .pt2")
     folder = Path(OUT if what is None else what)
     if out is None:
         if form == "parquet":

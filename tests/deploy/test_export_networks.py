@@ -152,6 +152,8 @@ def test_the_command_writes_a_sparse_network(tmp_path, monkeypatch):
     ]:
         done = CliRunner().invoke(main, [*words, *more])
         assert done.exit_code == 2 and message in done.output
+    done = CliRunner().invoke(main, [*words[:2], "-o", "b.pt2"])
+    assert done.exit_code == 2 and "--plugin" in done.output
     done = CliRunner().invoke(main, ["export", "vit", *words[2:], "-o", "b.pt2"])
     assert done.exit_code == 2 and "allowed: timm:NAME" in done.output
 
