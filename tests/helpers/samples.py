@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "Replaces open file descriptors by other files.",
         f"file = os.open(os.devnull, os.O_RDWR)\nfor number in range(64):\n    os.dup2(file, number)\n{SUM}",
     ),
+    "draws": ("Draws from torch's global generator.", "return torch.rand(view.index.shape)"),
     "duplicates": ("Keeps the first token several times.", "return sparsebench.Keep(view.index[:, :keep] * 0)", PLAN),
     "exits": ("Ends the process without a message.", "os._exit(0)"),
     # Only once: if copies forked at every call, the machine would soon have too many processes.
