@@ -54,10 +54,9 @@ from sparsebench.testing.trial import (
     choices,
     differences,
     fresh,
-    same,
     tensors,
 )
-from sparsebench.training.evaluation import evaluate, patches_in
+from sparsebench.training.evaluation import evaluate, patches_in, same
 from sparsebench.training.fit import modules_of, state_digest
 from sparsebench.training.steps import Autograd, Samples
 
