@@ -76,6 +76,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "Raises sparsebench's error for strategies, with a message of two lines.",
         'raise sparsebench.StrategyError("no idea which token\\nmatters")',
     ),
+    "scales": ("Changes its view in place.", "return view.tokens.mul_(2).norm(dim=-1)"),
     "scribbles": (
         "Writes to all file descriptors.",
         "for number in range(64):\n    with suppress(OSError):\n"
