@@ -146,13 +146,17 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
 
     The submission has the records of the strategy and of the baselines, with outcomes, the strategy's file, the machine
     and the suite. It names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
-    TO/<strategy>/<version> and prints the git commands that publish it.
+    TO/<strategy>/<version> and prints the git commands that publish it. It refuses a strategy without any result.
+
+    Cells of a task or model in another plugin file than the strategy's cannot be replayed from a submission.
     """
     from sparsebench.publish.submission import git_steps
     from sparsebench.publish.submission import submit as write_submission
 
     verdict = write_submission(folder, to, strategy)
     click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
+    for note in verdict.notes:
+        click.echo(note, err=True)
     click.echo(git_steps(verdict))
 
 

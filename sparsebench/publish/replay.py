@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsebench import seeds
-from sparsebench.errors import UserError, plain
+from sparsebench.errors import UserError, few, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.locate import Networks, files_of, networks_of, pictures_for, places_of
@@ -35,9 +35,20 @@ from sparsebench.plan.request import Execution, Files, Job
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files
-from sparsebench.publish.submission import Manifest, Verdict, cell_name, items_of, manifest_of, plugin_of, read_records
+from sparsebench.publish.submission import (
+    ALONE,
+    Manifest,
+    Verdict,
+    cell_name,
+    is_own,
+    items_of,
+    lacking,
+    manifest_of,
+    plugin_of,
+    read_records,
+)
 from sparsebench.records import manifests, store
-from sparsebench.records.record import Cell, Record, canonical
+from sparsebench.records.record import Cell, Origin, Record, canonical
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import PREFIX
 from sparsebench.runner.progress import Callbacks
@@ -87,7 +98,8 @@ def replay(
         on_stop: called at the first Ctrl-C.
 
     Raises:
-        UserError: if the strategy, the device, pictures or weights are missing on this machine.
+        UserError: if the strategy, the device, pictures or weights are missing on this machine, or if the submission
+            lacks the plugin of a drawn cell's task or model.
     """
     if verdict.badge != "reported":
         return
@@ -98,7 +110,11 @@ def replay(
     seed = secrets.randbits(48) if seed is None else seed
     results = [record for record in read_records(folder) if record.status == "ok"]
     records = _draw(results, manifest.strategy, number, seed)
-    _locate([record.cell for record in records], registry, files)
+    cells = [record.cell for record in records]
+    if absent := lacking(cells, manifest.plugin):
+        what = f"cells of {few(absent)} cannot be replayed: {ALONE}"
+        raise UserError(what, next_step="verify the submission without --replay")
+    _locate(cells, registry, files, manifest.plugin)
     with enclose(_input_files(manifest, plugin, files)):
         if broken := _check_failures(manifest, records, plugin):
             return verdict.settle(broken, "replayed")
@@ -183,8 +199,8 @@ def _run(
     jobs: dict[str, Job] = {}
     for record in records:
         job, cell = _job(record.cell, record, manifest, registry, plugin), record.cell
-        training = cell.init
-        if cell.track != "frozen":
+        training = cell.init if cell.track == "frozen" else None
+        if cell.track != "frozen" and not is_own(cell, manifest.plugin):  # such a cell trains its network itself
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
             model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
             training = training_of(cell, task, model, registry)
@@ -198,21 +214,24 @@ def _run(
         ids = {record.cell_id for record in records}
         starts = planner.prerequisites(ids, list(jobs.values()), lambda first: not networks.has(first))
         queue = sorted((job for cell_id, job in jobs.items() if cell_id in ids | starts), key=lambda job: job.order)
-        _locate([job.cell for job in queue], registry, files)
+        _locate([job.cell for job in queue], registry, files, manifest.plugin)
         places = places_of(files, queue) | networks.places({job.after for job in queue} - {""})
         plan = Plan(queue, queue, places, queue, heads={}, expected=Expected(queue), request=None)
         runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
 
-def _locate(cells: Sequence[Cell], registry: Registry, files: Files) -> None:
+def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Origin) -> None:
     """Locate the files of the cells on this machine.
+
+    The submission's file is not imported here. A task in it is given the pictures that tasks of sparsebench can have.
 
     Raises:
         UserError: if pictures or weights are missing that cells identify by content.
     """
     networks_of(files)
-    for task in sorted({cell.task.name for cell in cells}):
+    own = {"composite" if cell.n_train else "folder" for cell in cells if is_own(cell, plugin)}
+    for task in sorted(own | {cell.task.name for cell in cells if not is_own(cell, plugin)}):
         pictures_for(registry.task(task), files)
     for cell in cells:
         parts = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
@@ -229,15 +248,16 @@ def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plu
     """Return the job of a record's cell, or of a cell that it starts from.
 
     Unless the published strategy comes with sparsebench, only the worker process loads its code, and checks that the
-    code has the revision in the record.
+    code has the revision in the record. The same holds for a task or a model in its file.
     """
     name, source = cell.strategy.name, manifest.plugin
     job = partial(Job, cell=cell, label=name, after=cell.init.id if cell.init else "")
+    files, code = () if plugin is None else (str(plugin.resolve()),), (f"{source.plugin} {source.revision}", name)
     if name == manifest.strategy and (plugin is not None or name not in registry.entries):
-        files = () if plugin is None else (str(plugin.resolve()),)
-        return job(origin=source, kind=record.kind, files=files, code=(f"{source.plugin} {source.revision}",))
+        return job(origin=source, kind=record.kind, files=files, code=code)
     entry = registry.strategy(name)
-    return job(origin=entry.origin, kind=entry.cls.kind, **plugins_of(cell, registry))
+    plugins = {"files": files, "code": code} if is_own(cell, source) else plugins_of(cell, registry)
+    return job(origin=entry.origin, kind=entry.cls.kind, **plugins)
 
 
 Pair = tuple[Record, Record]

@@ -4,10 +4,11 @@ FOLDER/manifest.json                the strategy and its origin
 FOLDER/records/records.parquet      a sealed file: the records, their machines, strategies and suite
 FOLDER/plugin/                      the strategy's file, and the modules that it imports from its folder
 
-Apart from the manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of
-a submission is run here. Accuracies must follow from the outcomes of test items, and MACs from the token counts and the
-network's closed form. Not checked are `test_loss` and `p_label`, because records have no losses of single items, and
-results that depend on a task or model of a plugin, because no plugin is imported.
+Files of other plugins are left out: cells of their tasks and models can be checked, but not run again. Apart from the
+manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of a submission
+is run here. Accuracies must follow from the outcomes of test items, and MACs from the token counts and the network's
+closed form. Not checked are `test_loss` and `p_label`, because records have no losses of single items, and results that
+depend on a task or model of a plugin, because no plugin is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,7 +35,7 @@ from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
 from sparsebench.plan.expand import gaps
 from sparsebench.plan.request import load, names
-from sparsebench.plugin.content import file_revision
+from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
@@ -52,6 +54,7 @@ MEANINGS: dict[Badge, str] = {
     "reported": "complete and consistent; nobody has run it again",
     "replayed": "complete and consistent; randomly drawn cells agree when they are run again here",
 }
+ALONE = "a submission has no plugin but the strategy's"
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
 SHOWN = 5
 """Maximum number of reasons in a verdict."""
@@ -112,7 +115,7 @@ class Verdict:
         wrong: whether the submission is incomplete or inconsistent, or disagrees with its replay.
         why: the reasons if `wrong`.
         strategy, version, suite, records: contents of the submission as far as readable; `suite` is "" without a suite.
-        notes: facts about a replay, such as the cells that were run again.
+        notes: facts about a replay, such as the cells that were run again, or about what `submit` wrote.
     """
 
     folder: str
@@ -164,7 +167,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
 
     Raises:
         UserError: if the folder lacks the strategy, has several and none is named, or mixes its sources; if settings of
-            the suite are missing; if the records are inconsistent; or if the submission already exists.
+            the suite are missing; if no cell has a result; if the records are inconsistent; or if the submission
+            already exists.
     """
     records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
@@ -183,6 +187,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     }
     starts = {record.cell.init.id for record in selection.values() if record.cell.init is not None}
     selection |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
+    notes = list(_notes(name, origin, selection.values()))
 
     revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
     texts = [descriptions[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(descriptions)]
@@ -210,7 +215,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
                 f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
                 next_step=f"{AGAIN}; --rerun always replaces all records",
             )
-        verdict.folder = str(folder)
+        verdict.folder, verdict.notes = str(folder), notes
         os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -227,6 +232,53 @@ def _strategy(records: Collection[Record], choice: str | None) -> str:
     if names[0] not in kinds:
         raise unknown("strategy in these records", names[0], kinds)
     return names[0]
+
+
+def _notes(name: str, plugin: Origin, records: Collection[Record]) -> Iterator[str]:
+    """Yield what users should know about the records of a submission.
+
+    Raises:
+        UserError: no cell of the strategy has a result.
+    """
+    own = [record for record in records if record.cell.strategy.name == name]
+    failures = Counter(f"{x.status}: {x.failure.reason if x.failure else ''}" for x in own if x.status != "ok")
+    if failures:
+        reason, count = failures.most_common(1)[0]
+        most = f"{count} {plain(reason)}"
+        if failures.total() == len(own):
+            raise UserError(
+                f"nothing to submit: no cell of '{name}' has a result", got=most,
+                next_step="correct the cause and run again",
+            )  # fmt: skip
+        yield f"{failures.total()} of {len(own)} cells of '{name}' have no result, among them {most}"
+    if absent := lacking([record.cell for record in records], plugin):
+        yield f"cells of {few(absent)} cannot be replayed: {ALONE}"
+
+
+def is_own(cell: Cell, plugin: Origin) -> bool:
+    """Return whether the strategy's plugin file also defines the task or the model of a cell."""
+    return plugin.revision.startswith(CODE) and plugin.revision in (cell.task.revision, cell.model.revision)
+
+
+def lacking(cells: Iterable[Cell], plugin: Origin) -> list[str]:
+    """Return the tasks and models of cells that neither sparsebench nor the strategy's plugin file defines."""
+    parts = {
+        (kind, part.name, part.revision)
+        for one in cells
+        for cell in (one, *one.inits)
+        for kind, part in (("task", cell.task), ("model", cell.model))
+    }
+    return sorted(
+        f"{kind} '{plain(name, 60)}'"
+        for kind, name, revision in parts
+        if not (revision == plugin.revision if revision.startswith(CODE) else _is_shipped(kind, name))
+    )
+
+
+def _is_shipped(kind: str, name: str) -> bool:
+    with suppress(UserError):
+        return bool(_registry().task(name) if kind == "task" else _registry().model(name))
+    return False
 
 
 def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Path) -> SuiteEntry:

@@ -130,6 +130,7 @@ class _OneLayer(nn.Module):
 
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         if acting is not None:
+            X = X.clone()  # a strategy that changes its view in place must not change the input of later checks
             fields: dict[str, Callable[[], Any]] = {
                 "tokens": lambda: X,
                 "queries": lambda: (X @ self.W_Q)[:, None],

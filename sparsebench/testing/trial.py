@@ -23,7 +23,8 @@ from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.testing.networks import Case, cached
 from sparsebench.testing.reports import Group
-from sparsebench.training.fit import StandIn, fit
+from sparsebench.training.evaluation import Watched, same
+from sparsebench.training.fit import fit
 
 S = TypeVar("S", bound=Strategy)
 Ask = Callable[[Strategy, TokenView, int], Plan | None]
@@ -74,36 +75,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-class _Spy(TokenView):
-    """A view that records which fields are read, and their values at that time."""
-
-    def __init__(self, view: TokenView, read: set[str]):
-        shown = {"index": view.index.clone(), "sizes": view.sizes.clone()}
-        self.__dict__.update(view.__dict__, _read=read, _shown=shown)
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            self._read.add(name)
-        return super().__getattribute__(name)
-
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        if isinstance(value, Tensor):
-            self._shown.setdefault(name, value.detach().clone())
-        return value
-
-    def _changed(self) -> set[str]:
-        """Return the names of the fields that have changed since they were read."""
-        return {name for name, was in self._shown.items() if not same(vars(self)[name], was)}
-
-
-class Runner(StandIn):
+class Runner(Watched):
     """An observed strategy, rebuilt from its parameters, on a case's network.
 
     Attributes:
         plans: the plans that it has returned.
-        read: the attributes of views that it has read.
-        changed: the attributes of views that it has changed in place.
         modes: the modes of the process that it has changed.
         acting, outputs: the last pass, and the outputs of the network.
 
@@ -116,17 +92,16 @@ class Runner(StandIn):
 
     def __init__(self, strategy: Strategy, case: Case, rate: float = 0.5, ask: Ask | None = None):
         super().__init__(fresh(strategy))
-        self.case, self._ask, self.plans = case, ask, list[Plan | None]()
-        self.read, self.changed, self.modes = set[str](), set[str](), set[str]()
+        self.case, self._ask, self.plans, self.modes = case, ask, list[Plan | None](), set[str]()
         self.actor = actor_on(self, case, Budget(keep_rate=rate))
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Ask the strategy, check its plan, and record what it did."""
         if self._ask is not None:
             return self._ask(self.strategy, view, keep)
-        spy, before = _Spy(view, self.read), modes()
+        before = modes()
         try:
-            plan = self.strategy.plan(spy, keep)
+            plan = super().plan(view, keep)
         except UnsupportedError:
             raise
         except (Exception, SystemExit) as error:
@@ -143,7 +118,6 @@ class Runner(StandIn):
             except StrategyError as error:
                 raise RuleError(f"{error}{place_of(error, self.strategy)}", "plans_are_legal") from error
         self.plans.append(plan)
-        self.changed |= spy._changed()
         self.modes |= differences(before, modes())
         return plan
 
@@ -275,11 +249,6 @@ def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> 
         return function
 
     return add
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal bit for bit; NaN equals NaN."""
-    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)))
 
 
 def alike(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.metrics import Items
 from sparsebench.models.actor import Actor, Fields, Pass
 from sparsebench.models.base import Network
-from sparsebench.strategy.base import Site
+from sparsebench.strategy.base import Site, Strategy
 from sparsebench.strategy.plan_checks import only_removes
 from sparsebench.strategy.plans import Keep, Plan, Rest
 from sparsebench.strategy.tokens import Padded, sizes_after
+from sparsebench.strategy.view import TokenView
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, outputs_of, predictions
 
@@ -283,6 +284,64 @@ def seconds_per_batch(
     return len(rows), seconds
 
 
+class StandIn:
+    """Replaces a strategy in the harness: has its attributes, but other plans."""
+
+    def __init__(self, strategy: Strategy):
+        self.strategy = strategy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+
+class _Spy(TokenView):
+    """A view that records which fields are read, and their values at that time."""
+
+    def __init__(self, view: TokenView, read: set[str]):
+        shown = {"index": view.index.clone(), "sizes": view.sizes.clone()}
+        self.__dict__.update(view.__dict__, _read=read, _shown=shown)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            self._read.add(name)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if isinstance(value, Tensor):
+            self._shown.setdefault(name, value.detach().clone())
+        return value
+
+    def _changed(self) -> set[str]:
+        """Return the names of the fields that have changed since they were read."""
+        return {name for name, was in self._shown.items() if not same(vars(self)[name], was)}
+
+
+class Watched(StandIn):
+    """A strategy whose use of its views is recorded.
+
+    Attributes:
+        read: the attributes of views that it has read.
+        changed: the attributes of views that it has changed in place.
+    """
+
+    def __init__(self, strategy: Strategy):
+        super().__init__(strategy)
+        self.read, self.changed = set[str](), set[str]()
+
+    def plan(self, view: TokenView, keep: int) -> Plan | None:
+        """Return the plan of the strategy."""
+        spy = _Spy(view, self.read)
+        plan = self.strategy.plan(spy, keep)
+        self.changed |= spy._changed()
+        return plan
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal bit for bit; NaN equals NaN."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)))
+
+
 def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> None:
     """Test some samples twice, the second time with labels and masks of other samples, and compare the results.
 
@@ -290,13 +349,17 @@ def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe
     oracle, which may read them, are not exchanged. Random states are restored.
 
     Raises:
-        StrategyError: kept tokens or predictions depend on labels or masks.
+        StrategyError: kept tokens or predictions depend on labels or masks, or the strategy changes its view in place.
     """
     mask = None if actor.strategy.kind == "oracle" else samples.relevance
     few = copy.copy(samples)
     few.items, few.inputs = samples.items[:CHECKED], samples.inputs[:CHECKED]
+    watched, strategy = copy.copy(actor), Watched(actor.strategy)
+    watched.strategy = cast(Any, strategy)
     with seeds.global_states_kept():
-        first = evaluate(network, actor, few, recipe, batch)
+        first = evaluate(network, watched, few, recipe, batch)
+    if strategy.changed:
+        raise StrategyError(f"changed in place: {', '.join(f'view.{name}' for name in sorted(strategy.changed))}")
     with seeds.global_states_kept(), _exchange(samples.labels, mask):
         second = evaluate(network, actor, few, recipe, batch)
     n = len(few.items)

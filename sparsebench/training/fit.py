@@ -19,7 +19,7 @@ from sparsebench.strategy.budget import AMOUNTS, Budget
 from sparsebench.strategy.plans import Mask, Plan, Shift
 from sparsebench.strategy.view import Images, TokenView
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.evaluation import first_batch, halving
+from sparsebench.training.evaluation import StandIn, first_batch, halving
 from sparsebench.training.steps import Samples, losses
 
 Look = Callable[[TokenView], Plan | None]
@@ -31,16 +31,6 @@ TRIES = 10
 """Largest number of bisection steps of the calibration."""
 Fitted = tuple[dict[str, Tensor], int]
 """The learned tensors by `block.name`, as in a state_dict, and the number of images that the network was shown."""
-
-
-class StandIn:
-    """Replaces a strategy in the harness: has its attributes, but other plans."""
-
-    def __init__(self, strategy: Strategy):
-        self.strategy = strategy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.strategy, name)
 
 
 class _Looking(StandIn):

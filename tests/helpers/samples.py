@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "Replaces open file descriptors by other files.",
         f"file = os.open(os.devnull, os.O_RDWR)\nfor number in range(64):\n    os.dup2(file, number)\n{SUM}",
     ),
+    "draws": ("Draws from torch's global generator.", "return torch.rand(view.index.shape)"),
     "duplicates": ("Keeps the first token several times.", "return sparsebench.Keep(view.index[:, :keep] * 0)", PLAN),
     "exits": ("Ends the process without a message.", "os._exit(0)"),
     # Only once: if copies forked at every call, the machine would soon have too many processes.
@@ -75,6 +76,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "Raises sparsebench's error for strategies, with a message of two lines.",
         'raise sparsebench.StrategyError("no idea which token\\nmatters")',
     ),
+    "scales": ("Changes its view in place.", "return view.tokens.mul_(2).norm(dim=-1)"),
     "scribbles": (
         "Writes to all file descriptors.",
         "for number in range(64):\n    with suppress(OSError):\n"

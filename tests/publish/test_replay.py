@@ -75,6 +75,20 @@ def test_what_a_cell_starts_from_is_run_first_through_two_levels(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_task_in_the_file_of_the_strategy_is_replayed_on_any_pictures(tmp_path: Path) -> None:
+    """The cells of the baselines too, and those that start from another network."""
+    task = Path(__file__).resolve().parents[1] / "plugins" / "brings_task.py"
+    (tmp_path / "both.py").write_text(PLUGIN.read_text() + task.read_text())
+    write_pictures(tmp_path / "pictures", {"a": 5}, each=6)
+    asked: dict[str, Any] = {"tasks": "small:pretrain_epochs=1,pretrain_samples=40", "n_train": (8,), "seeds": 1}
+    asked |= {"backgrounds": str(tmp_path / "pictures"), "macs": 0.6}
+    api.run(str(tmp_path / "both.py"), **asked, out=tmp_path / "out", jobs=0, device="cpu")
+    folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
+    result = call(folder, "--replay", "all", "--yes", "--backgrounds", tmp_path / "pictures")
+    assert result.exit_code == 0 and ": replayed: " in result.stdout, result.output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

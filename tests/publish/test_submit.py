@@ -78,11 +78,16 @@ def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tm
     assert (manifest_of(Path(made.folder)).file, made.badge) == ("mine.py", "reported")
 
 
+def lost(raw: Raw) -> None:
+    raw |= {"status": "timeout", "failure": {"reason": "long"}, "metrics": {}, "outcomes": None, "trajectory": []}
+
+
 def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
-    lost = {"status": "timeout", "failure": {"reason": "long"}, "metrics": {}, "outcomes": None, "trajectory": []}
-    made = submit(edited(out, tmp_path, lambda raw: raw.update(lost)), tmp_path / "to")
-    assert made.badge == "reported"
-    assert [one.status for one in store.read(Path(made.folder)).values() if one.status != "ok"] == ["timeout"] * 4
+    made = call("submit", edited(out, tmp_path, lambda raw: raw["cell"]["repetition"] and lost(raw)), "--to", tmp_path)
+    assert ", reported: " in made.stderr
+    assert made.stderr.endswith("\n2 of 4 cells of 'norm' have no result, among them 2 timeout: long\n")
+    records = store.read(next((tmp_path / "norm").iterdir())).values()
+    assert [one.status for one in records if one.status != "ok"] == ["timeout"] * 2
 
 
 def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: Path, tmp_path: Path) -> None:
@@ -117,6 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "baselines alone": ({"kept": lambda raw: raw["kind"] != "deployable"}, "baselines and oracles only; name"),
     "a higher accuracy": ({"change": put(0.999, "metrics", "accuracy", "value")},
                           "is incomplete or inconsistent: .*accuracy is 0.999"),
+    "no results": ({"change": lost}, "no cell of 'norm' has a result; got 4 timeout: long; correct the cause"),
     "no records": ({"kept": lambda raw: False}, "no records in"),
 }  # fmt: skip
 
@@ -169,6 +175,9 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(tmp_path: 
     named = asked.model_copy(update={"name": "smoke"})
     store.keep(older / manifests.SUITES, named.model_dump(mode="json"))
     made = submit(older, tmp_path / "to")
+    assert made.notes == ["cells of task 'small' cannot be replayed: a submission has no plugin but the strategy's"]
+    replayed = call("verify", made.folder, "--replay", 1, "--yes")
+    assert replayed.exit_code == 2 and f"Error: {made.notes[0]}; verify" in replayed.stderr
     path, verdict = Path(made.folder) / RECORDS, verify(Path(made.folder), placed=True)
     assert made.version.startswith("no-suite-") and "for suite" not in git_steps(made)
     assert (verdict.badge, verdict.suite, verdict.records) == ("reported", "", 3)

@@ -13,7 +13,7 @@ from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Mix
 from sparsebench.strategy.tokens import apply
-from sparsebench.testing.trial import StandIn
+from sparsebench.training.evaluation import StandIn
 
 
 class Watched(StandIn):

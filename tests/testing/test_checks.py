@@ -247,10 +247,13 @@ def test_an_invalid_target_is_a_user_error(target, says):
 
 @pytest.mark.parametrize(("sample", "check"), {
     "duplicates": "plans_are_legal", "leaves": "acts_without_error", "unsupported": "acts_without_error",
+    "draws": "same_seed_same_bits", "scales": "view_is_left_alone",
 }.items())  # fmt: skip
 def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
     ((strategy, _),) = resolve(str(SAMPLES / f"{sample}.py"), Registry())
-    report = report_of(strategy, "acts_without_error", "plans_are_legal", "odd_sizes", "same_seed_same_bits")
+    others = ("labels_change_nothing", "relevance_changes_nothing", "each_sample_on_its_own", "fifth_batch_as_first",
+             "order_of_tokens_does_not_matter", "keep_all_is_dense", "view_is_left_alone")  # fmt: skip
+    report = report_of(strategy, "acts_without_error", "plans_are_legal", "odd_sizes", "same_seed_same_bits", *others)
     assert failed(report) == {check}
     assert all(o.message == f"see {check}" for o in report.outcomes if o.status == "not run")
     assert not report.conforms and all(len(o.message.splitlines()) <= 1 for o in report.outcomes)

@@ -1,4 +1,4 @@
-"""Strategies that know labels or masks fail: some items are tested again with those of other samples."""
+"""Strategies that know labels or masks, or change their view, fail: some items are watched, and tested again."""
 
 import gc
 from pathlib import Path
@@ -67,11 +67,18 @@ def record_of(job_of: Any, tmp_path: Path, source: str, **options: Any) -> Recor
     return list(inline(jobs, Registry(), tmp_path / "out"))[-1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_strategy_that_finds_the_mask_has_no_result(job_of: Any, tmp_path: Path, way: str) -> None:
-    record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", WAYS[way]))
+FOUND = "with labels and masks of other samples it kept other tokens of "
+CAUGHT = {name: (how, FOUND) for name, how in WAYS.items()}
+CAUGHT["changes its view"] = "view.tokens.mul_(2)", "changed in place: view.tokens"
+
+
+@pytest.mark.parametrize(("how", "said"), CAUGHT.values(), ids=CAUGHT)
+def test_a_strategy_that_finds_the_mask_or_changes_its_view_has_no_result(
+    job_of: Any, tmp_path: Path, how: str, said: str
+) -> None:
+    record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", how))
     assert record.status == "failed" and record.failure is not None and record.outcomes is None
-    assert record.failure.reason.startswith("with labels and masks of other samples it kept other tokens of ")
+    assert record.failure.reason.startswith(said)
 
 
 def test_a_plugin_that_answers_with_the_labels_has_no_result(
