@@ -261,7 +261,7 @@ def is_own(cell: Cell, plugin: Origin) -> bool:
 
 
 def lacking(cells: Iterable[Cell], plugin: Origin) -> list[str]:
-    """Return the tasks and models of cells that neither sparsebench nor the strategy's plugin file defines."""
+    """Return the tasks and models of cells that are defined in plugin files other than the strategy's."""
     parts = {
         (kind, part.name, part.revision)
         for one in cells
@@ -271,14 +271,8 @@ def lacking(cells: Iterable[Cell], plugin: Origin) -> list[str]:
     return sorted(
         f"{kind} '{plain(name, 60)}'"
         for kind, name, revision in parts
-        if not (revision == plugin.revision if revision.startswith(CODE) else _is_shipped(kind, name))
+        if revision.startswith(CODE) and revision != plugin.revision
     )
-
-
-def _is_shipped(kind: str, name: str) -> bool:
-    with suppress(UserError):
-        return bool(_registry().task(name) if kind == "task" else _registry().model(name))
-    return False
 
 
 def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Path) -> SuiteEntry:
