@@ -280,6 +280,15 @@ class Weights(NamedTuple):
     key: str = ""
     others: tuple[str, ...] = ()
 
+    def plain(self) -> dict[str, Tensor]:
+        """Return the weights in float32, without a prefix that all names have, except those of the output layers."""
+        bodies = (name.split(".")[:-1] for name in self.state if not name.startswith(HEADS))
+        common = takewhile(lambda parts: len(set(parts)) == 1, zip(*bodies, strict=False))
+        prefix = "".join(f"{parts[0]}." for parts in common)
+        values = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
+        plain = {name.removeprefix(prefix): value for name, value in values.items()}
+        return plain if len(plain) == len(values) else values
+
 
 def read_weights(path: Path, key: str = "") -> Weights:
     """Return the weights of a safetensors file or a checkpoint of torch.save.
