@@ -20,7 +20,7 @@ from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_tr
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, one_line, reason_of, unknown
+from sparsebench.errors import UserError, few, reason_of, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
 
@@ -349,12 +349,13 @@ def content_of(path: Path) -> Any:
         unsafe: list[str] = []
         with suppress(Exception):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        raise _no_weights(path, ", ".join(unsafe[:3]) or one_line(error)[:200]) from error
+        raise _no_weights(path, ", ".join(unsafe[:3])) from error
 
 
 def _no_weights(path: Path, got: str) -> UserError:
+    kind = "with only weights" if got else "of torch.save: it is damaged, or another kind of file, such as TorchScript"
     return UserError(
-        f"{path.name} is not a checkpoint with only weights", got=got,
+        f"{path.name} is not a checkpoint {kind}", got=got or None,
         next_step="save only model.state_dict(), with safetensors.torch.save_file or torch.save",
     )  # fmt: skip
 
