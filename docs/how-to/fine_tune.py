@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import os
 
 import timm
 import torch
@@ -28,7 +29,8 @@ parser.add_argument("--out", default="sparse.pt")
 args = parser.parse_args()
 
 on_gpu = torch.cuda.is_available()
-dist.init_process_group("nccl" if on_gpu else "gloo")
+alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+dist.init_process_group("nccl" if on_gpu else "gloo", **alone)
 device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
 torch.manual_seed(0)
 

@@ -13,6 +13,7 @@ from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
+from sparsebench.plan import request as requests
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.progress import Progress
 from sparsebench.stats import style
@@ -21,14 +22,23 @@ if TYPE_CHECKING:
     from sparsebench.deploy.speed import Row
 
 
+TASK = "[default: the suite's image task if it has only one, else composite]"
+
+
+def _task_of(suite: str) -> str:
+    images = {task.name for task in Registry().tasks() if task.inputs == "images"}
+    of_suite = images & {entry.name for entry in requests.load(suite).task}
+    return of_suite.pop() if len(of_suite) == 1 else "composite"
+
+
 @click.command("show-tokens", cls=Guided)
 @options(*REQUEST)
-@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="An image task.")
+@click.option("--task", metavar="NAME[:PARAM=V...]", help=f"An image task.  {TASK}")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures.")
 @click.option("--file", type=PATH, help="PNG, SVG or PDF file to write.  [default: tokens.png in --out]")
 @options(*PLACE)
 def show_tokens(
-    task: str,
+    task: str | None,
     samples: int,
     file: Path | None,
     out: Path,
@@ -46,6 +56,7 @@ def show_tokens(
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer, figure, show
 
+    task = task or _task_of(values["suite"])
     request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
@@ -65,7 +76,7 @@ def show_tokens(
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @options(*SETTING, *RUN)
-@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="The task.")
+@click.option("--task", metavar="NAME[:PARAM=V...]", help=f"The task.  {TASK}")
 @click.option(
     "--plugin",
     "plugins",
@@ -87,7 +98,7 @@ def show_tokens(
 def compare(
     a: str,
     b: str,
-    task: str,
+    task: str | None,
     as_json: bool,
     markdown: bool,
     picture: Path | None,
@@ -110,6 +121,7 @@ def compare(
     from sparsebench.deploy import compare as comparing
     from sparsebench.deploy.pictures import Trainer
 
+    task = task or _task_of(values["suite"])
     request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
     drawn = samples if picture else 0
     with Progress(out) as progress:

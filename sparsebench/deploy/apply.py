@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy, complaint
-from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
+from sparsebench.strategy.budget import AMOUNTS, FULL, SHARES, Budget
 from sparsebench.strategy.spec import fill, parse, words_of
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
@@ -79,6 +80,9 @@ def apply(
         UserError: the model, the strategy or an argument is not supported; the model is unchanged.
     """
     _check_model(model)
+    for key in SHARES:
+        if isinstance(value := options.get(key), str):
+            raise UserError(f"{key} must be a number", got=repr(value), allowed="(0, 1]")
     instance, budget, name = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     with supported("this network", got=type(model).__name__, allowed=TAKES):
@@ -125,7 +129,8 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
     """
     spec = parse(text, positional=Timm.positional)
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
-        raise UserError("the model to export", got=f"'{text}'", allowed=NAMES)
+        hint = f"did you mean 'timm:{text}'?" if timm.models.is_model(text) else None
+        raise UserError("the timm model", got=f"'{text}'", allowed=NAMES, next_step=hint)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     cfg = published(arch)
     size, classes = (cfg.input_size[1], cfg.input_size[2]), cfg.num_classes

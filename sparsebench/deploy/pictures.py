@@ -113,7 +113,8 @@ SIDE, BESIDE, BELOW = 1.35, 0.05, 0.17
 """Side of a picture in inches; margins beside and below it as shares of the side."""
 PIXELS, DPI = 256, 150
 GONE, MATTERS = "#cbd0d8", "#facc15"
-TOKENS = (*style.COLOURS, style.BLACK, "#ffffff")
+TOKENS = (*(colour for colour in style.COLOURS if colour != style.COLOURS[1]), style.BLACK, "#ffffff")
+"""Colours of patches that share a token: without orange, which resembles that of relevant patches."""
 RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
 
 
@@ -299,7 +300,7 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
     names = [wrap(name, 14) for name in scene.names]
     axes[0].set_yticks(np.arange(n) * height + side / 2, names, fontsize=8, parse_math=False)
     marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, name) for name, ink in inks.items()]
-    marks += [(GONE, GONE, "removed"), ("none", MATTERS, "matters to the label")]
+    marks += [(GONE, GONE, "removed"), *[("none", MATTERS, "matters to the label")] * bool(scene.matters.any())]
     handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=name) for face, edge, name in marks]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure

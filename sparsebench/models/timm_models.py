@@ -20,7 +20,7 @@ from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_tr
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, one_line, reason_of, unknown
+from sparsebench.errors import UserError, few, reason_of, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
 
@@ -280,6 +280,15 @@ class Weights(NamedTuple):
     key: str = ""
     others: tuple[str, ...] = ()
 
+    def plain(self) -> dict[str, Tensor]:
+        """Return the weights in float32, without a prefix that all names have, except those of the output layers."""
+        bodies = (name.split(".")[:-1] for name in self.state if not name.startswith(HEADS))
+        common = takewhile(lambda parts: len(set(parts)) == 1, zip(*bodies, strict=False))
+        prefix = "".join(f"{parts[0]}." for parts in common)
+        values = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
+        plain = {name.removeprefix(prefix): value for name, value in values.items()}
+        return plain if len(plain) == len(values) else values
+
 
 def read_weights(path: Path, key: str = "") -> Weights:
     """Return the weights of a safetensors file or a checkpoint of torch.save.
@@ -340,12 +349,13 @@ def content_of(path: Path) -> Any:
         unsafe: list[str] = []
         with suppress(Exception):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        raise _no_weights(path, ", ".join(unsafe[:3]) or one_line(error)[:200]) from error
+        raise _no_weights(path, ", ".join(unsafe[:3])) from error
 
 
 def _no_weights(path: Path, got: str) -> UserError:
+    kind = "with only weights" if got else "of torch.save: it is damaged, or another kind of file, such as TorchScript"
     return UserError(
-        f"{path.name} is not a checkpoint with only weights", got=got,
+        f"{path.name} is not a checkpoint {kind}", got=got or None,
         next_step="save only model.state_dict(), with safetensors.torch.save_file or torch.save",
     )  # fmt: skip
 

@@ -177,7 +177,7 @@ def _has_weights(out: Path, cell_id: str, heads: Mapping[str, Head]) -> bool:
 def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
     """Return the user's weight files by their names in cells; see `files_of`.
 
-    Files with the same content are one network. Conversions and choices are logged.
+    Files with the same weights are one network, with the name of the first. Conversions and choices are logged.
 
     Args:
         specs: files, folders and patterns.
@@ -187,8 +187,10 @@ def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
         UserError: a file is missing or damaged, or has no weights.
     """
     from sparsebench.models.timm_models import read_weights
+    from sparsebench.training.fit import state_digest
 
     located: dict[str, Path] = {}
+    firsts: dict[str, Path] = {}
     notes: defaultdict[str, list[Path]] = defaultdict(list)
     for path in files_of(specs):
         if not path.name.lower().endswith(SUFFIXES):
@@ -197,10 +199,10 @@ def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
                 got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
             )  # fmt: skip
         weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
-        if name in located:
-            notes[f"has the same content as {located[name]}: they are one network"].append(path)
+        if (digest := state_digest(weights.plain())) in firsts:
+            notes[f"the same weights as {firsts[digest]}: they are one network"].append(path)
             continue
-        located[name] = path
+        located[name] = firsts[digest] = path
         if weights.others and not key:
             others = ", ".join(weights.others)
             notes[f"'{weights.key}' is used, and not {others}; --weights-key chooses another"].append(path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from sparsebench import seeds
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, few
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import (
@@ -29,6 +30,8 @@ from sparsebench.tasks.sources.labels import BY_FILE, FILE, MOST_CLASSES, Number
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+log = logging.getLogger(__name__)
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
@@ -94,6 +97,20 @@ def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
         middle = rgb.crop((x, y, rgb.width - x, rgb.height - y))
         return cut_out(middle, canvas, crop, resize, filter)
     return np.asarray(rgb.resize((width, height), method).crop((left, top, left + canvas, top + canvas)))
+
+
+@cache
+def _compare_orders(root: Path, numbered: Numbered, folders: tuple[str, ...]) -> None:
+    """Warn if sorted folders, which are numbered by their names, are not in the order of their numbers.
+
+    The warning comes once in a process, not for each file of weights.
+    """
+    if list(numbered.numbers) != sorted(numbered.numbers):
+        log.warning(
+            "%s: class folders %s are the classes of the head by their numbers; if the head was trained with "
+            "torchvision's ImageFolder, which sorts names (%s), give --task folder:labels=names, else labels=numbers",
+            root, few(numbered.classes), few(folders),
+        )  # fmt: skip
 
 
 class Folder(Task):
@@ -183,7 +200,10 @@ class Folder(Task):
             raise UserError(
                 "task 'folder': wrong head", got=f"head={self.head}", allowed=str(head), next_step="leave it out"
             )
-        numbered = self._number(self._folders(locations), head, locations)
+        folders = self._folders(locations)
+        numbered = self._number(folders, head, locations)
+        if self.labels == "auto" and numbered.labels == "numbers" and len(folders) == len(numbered.classes):
+            _compare_orders(path_of(self.images, locations), numbered, tuple(folders))
         return self.model_copy(update={"labels": numbered.labels, "head": len(numbered.classes)})
 
     def recipe(self) -> Recipe:

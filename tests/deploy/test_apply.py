@@ -287,6 +287,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "tome:macs=.5,.7", {}, "one strategy at one budget; got .*, which is 2"),
         (vit, "tome:macs=.5", {"macs": 0.7}, "'macs' is given twice"),
         (vit, "tome:macs=2", {}, r"fraction of MACs; got 2; allowed: \(0, 1\]"),
+        (vit, "tome", {"macs": "0.5"}, r"macs must be a number; got '0\.5'; allowed: \(0, 1\]"),
         (vit, "tome:macs=.5", {"colour": 3}, "unknown parameter of strategy 'tome'"),
         (vit, "tomme:macs=.5", {}, "unknown strategy; got 'tomme'.*did you mean 'tome'"),
         (vit, "all:macs=.5", {}, "a network takes one strategy"),

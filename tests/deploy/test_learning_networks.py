@@ -19,6 +19,7 @@ from sparsebench.strategy.base import ModelOutputs
 WORDS = "fisher_mask:macs=0.6"
 LABELS = torch.tensor([0, 4, 2, 2, 1])
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fine_tune.py"
+TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def pixels(n=5, seed=1):
@@ -162,15 +163,17 @@ def test_gradient_checkpointing_is_refused_whenever_it_is_switched_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [[], ["--strategy", "dynamic_vit:keep_rate=0.7", "--learned", "random"]])
-def test_the_script_of_the_docs_trains_on_two_processes(tmp_path, strategy):
+@pytest.mark.parametrize(
+    ("launch", "strategy"),
+    [(TWO, []), (TWO, ["--strategy", "dynamic_vit:keep_rate=0.7", "--learned", "random"]), ([], [])],
+)
+def test_the_script_of_the_docs_trains_on_two_processes_or_one(tmp_path, launch, strategy):
     rng = np.random.default_rng(0)
     for number in range(24):
         folder = tmp_path / "pictures" / ("cat", "dog")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "pictures"]
-    words += ["--arch", "test_vit", "--batch", "4", "--epochs", "2", *strategy]
+    words = [*launch, str(SCRIPT), "pictures", "--arch", "test_vit", "--batch", "4", "--epochs", "2", *strategy]
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss " in done.stdout

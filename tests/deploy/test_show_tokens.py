@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 from running import execute
 
-from sparsebench.deploy.pictures import GONE, Trainer, load_cell, matters, paint, rgb, show, spread
+from sparsebench.deploy.pictures import GONE, Trainer, figure, load_cell, matters, paint, rgb, show, spread
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request, Setting
@@ -95,6 +96,9 @@ def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
         assert not shown.stages or ((shown.stages[-1].token >= 0) == kept).all()
     assert [stage.place for stage in seen.shown[0].stages] == ["block 1", "block 2"]
     assert [stage.place for stage in seen.shown[-1].stages] == ["the input"]
+    for scene, more in ((seen, ["matters to the label"]), (replace(seen, matters=seen.matters & False), [])):
+        (legend,) = figure(scene).legends
+        assert [text.get_text() for text in legend.get_texts()] == ["removed", *more]
 
 
 def test_where_nothing_has_a_result_there_is_nothing_to_draw(trained: Any) -> None:

@@ -95,3 +95,5 @@ def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
     assert {path.name for path in (tmp_path / "s").iterdir()} == {"speed.jsonl", "timm.csv", "speed.png"}
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
     assert again.exit_code == 2 and "already exists" in again.output
+    bare = CliRunner().invoke(main, ["speed", "test_vit", "--out", str(tmp_path / "t")])
+    assert bare.exit_code == 2 and "did you mean 'timm:test_vit'?" in bare.output and "export" not in bare.output

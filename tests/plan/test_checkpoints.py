@@ -335,16 +335,27 @@ def test_what_names_no_weights_is_refused(
     assert done.exit_code == 2 and says in done.output
 
 
-def test_the_same_file_twice_is_one_network_and_what_is_left_out_of_a_folder_is_said(
-    pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("form", ["a copy", "module.", "backbone.", "float64", "under a key"])
+def test_equal_weights_are_one_network_and_what_is_left_out_of_a_folder_is_said(
+    pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
     first, copy = three / "net-1.pth", three / "z.pth"
-    copy.write_bytes(first.read_bytes())
+    state = network(1).state_dict()
+    again = {
+        "module.": {f"module.{name}": value for name, value in state.items()},
+        "backbone.": {name if name.startswith("head.") else f"backbone.{name}": state[name] for name in state},
+        "float64": {name: value.double() for name, value in state.items()},
+        "under a key": {"state_dict": state, "epoch": 3},
+    }
+    if form in again:
+        torch.save(again[form], copy)
+    else:
+        copy.write_bytes(first.read_bytes())
     plan = planned(tmp_path / "out", files_for(pictures, three))
     assert len({job.cell.model.params["weights"] for job in plan.jobs}) == 3
     assert caplog.messages == [
         f"--weights {three}: 4 files are used; left out: args.yaml",
-        f"--weights {copy}: has the same content as {first}: they are one network",
+        f"--weights {copy}: the same weights as {first}: they are one network",
     ]
 
 

@@ -58,7 +58,9 @@ def test_a_thousand_classes_are_all_right(way: str, thousand: Path, tmp_path: Pa
     assert run(tmp_path / "pictures", thousand, tmp_path / "out", task) == 1
 
 
-def test_folders_by_number_are_the_classes_and_every_board_says_so(tmp_path: Path) -> None:
+def test_folders_by_number_are_the_classes_and_every_board_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = write_weights(tmp_path / "twelve.safetensors", range(12))
     write_pictures(tmp_path / "val", {str(k): k for k in range(12)}, each=2)
     out = tmp_path / "out"
@@ -74,6 +76,17 @@ def test_folders_by_number_are_the_classes_and_every_board_says_so(tmp_path: Pat
     assert says in command(tmp_path, weights, tmp_path / "dry", TASK, "--dry-run").output
     merge([out], tmp_path / "merged")
     assert says in CliRunner().invoke(main, ["leaderboard", str(tmp_path / "merged")]).output
+    (line,) = (
+        message for message in caplog.messages if "ImageFolder" in message
+    )  # once for both commands, as for several files of weights
+    assert "class folders 0, 1, 2 and 9 more are" in line and "(0, 1, 10 and 9 more), give --task folder:labels" in line
+    caplog.clear()
+    (tmp_path / "val").rename(tmp_path / "test")
+    write_pictures(tmp_path / "few" / "val", {str(k): k for k in range(10)})
+    first_ten = write_weights(tmp_path / "ten.safetensors", range(10))
+    for root, file, rule in ((tmp_path, weights, "numbers"), (tmp_path, weights, "names"), ("few", first_ten, "auto")):
+        assert command(tmp_path / root, file, out, f"{TASK},labels={rule}", "--dry-run").exit_code == 0
+    assert "ImageFolder" not in caplog.text
 
 
 def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_one(

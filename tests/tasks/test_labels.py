@@ -43,20 +43,36 @@ def test_a_class_folder_is_the_class_that_its_name_says(what: str) -> None:
 
 
 REFUSED = {
-    "from 1": ([*map(str, range(1, 11))], "auto", 10, "numbers from 1 to 10, .*counted from 0; allowed: 0 to 9;"),
-    "perhaps from 1": ([*map(str, range(1, 11))], "auto", 1000, "numbers from 1 to 10, .*labels=numbers"),
-    "too large": (["2", "5", "9"], "auto", 3, "numbers from 2 to 9, .*allowed: 0 to 2;"),
-    "an unknown head": (["2", "5", "9"], "auto", None, "numbers from 2 to 9, .*allowed: 0 to 2; .*labels=numbers"),
+    "from 1": ([*map(str, range(1, 11))], "auto", 10, "to 10, .*counted from 0; allowed: 0 to 9; [^=]*labels=names"),
+    "perhaps from 1": (
+        [*map(str, range(1, 11))],
+        "auto",
+        1000,
+        "to 10, .*from 0; [^=]*labels=numbers[^=]*:cl",
+    ),
+    "a gap": (["0", "1", "3"], "auto", 3, "0 to 3, and there are 3 classes; allowed: 0 to 2; [^=]*labels=names"),
+    "too large": (["2", "5", "9"], "numbers", 9, "2 to 9, and there are 9 classes; allowed: 0 to 8; [^=]*classes=FILE"),
+    "an unknown head": (["2", "5", "9"], "auto", None, "2 to 9, .*allowed: 0 to 2; .*labels=numbers.*labels=names"),
     "one class twice": (["0", "1", "01"], "auto", 3, "the same class; got 1, 01"),
-    "no number": (["0", "1", "a"], "numbers", 3, "1 of 3 .* match no class, .*are numbers.*; got a"),
+    "no number": (
+        ["0", "1", "a"],
+        "numbers",
+        3,
+        "1 of 3 .* match no class, .*are numbers.*; got 'a'; allowed: names such as '0', '1'",
+    ),
     "too large a head": (["0", "1", "70000"], "auto", 100_000, "head; got 100000 classes"),
     "a name among numbers": ([*map(str, range(10)), "misc"], "auto", 10, "11 class folders, and the head has 10"),
-    "a name among ids": ([*WORDNET[:11], "misc"], "auto", 1000, "1 of 12 .* match no class, .*ImageNet-1k.* got misc"),
+    "a name among ids": (
+        [*WORDNET[:11], "misc"],
+        "auto",
+        1000,
+        "1 of 12 .* no class, .*ImageNet-1k.* got 'misc'",
+    ),
     "names of two classes": (
         ["crane", "goldfish", "maillot", "tench", "tiger shark"],
         "auto",
         1000,
-        "2 of 5 .* got crane, maillot",
+        "2 of 5 .* got 'crane', 'maillot'",
     ),
     "ImageNet's names for another head": (
         ["goldfish", "tench"],
@@ -125,7 +141,7 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
     path = tmp_path / "classes.txt"
     path.write_text("crane\ntench\ncrane\n")
     assert number(["tench"], "auto", 3, read_file(path)).numbers == (1,)
-    with pytest.raises(UserError, match=r"or two; .*; got crane"):
+    with pytest.raises(UserError, match=r"or two; .*; got 'crane'"):
         number(["crane", "tench"], "auto", 3, read_file(path))
 
 
@@ -165,7 +181,8 @@ def test_a_missing_or_changed_file_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "head", "says"),
     [
-        ("a\nb\nc\n", 3, "1 of 3 .* match no class, .*by the file.* got d; allowed: names such as"),
+        ("a\nb\nc\n", 3, "1 of 3 .* no class, .*by the file of classes, which has 3 classes; got 'd'; .* such as 'a',"),
+        ("a, b, d", 3, "which has 1 class; got 'a', 'b', 'd'; allowed: names such as 'a, b, d';"),
         ("a\nb\nd\n", 4, "3 classes, and the head has 4"),
         ("x\ny\na\nb\nd\n", 4, "5 classes, and the head has 4"),
     ],

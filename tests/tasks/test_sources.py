@@ -1,4 +1,5 @@
 import shutil
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -63,10 +64,11 @@ def test_every_kind_of_picture_becomes_rgb(tmp_path, name):
     assert np.abs(result.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
 
 
-def test_a_grey_picture_of_16_bits_keeps_its_shades(tmp_path):
+@pytest.mark.parametrize("name", ["deep.png", "deep.tif", "deep.pgm"])
+def test_a_grey_picture_of_16_bits_keeps_its_shades(tmp_path, name):
     shades = np.repeat(np.linspace(0, 65535, 8).astype(np.uint16)[None], 8, axis=0)
-    Image.fromarray(shades).save(tmp_path / "deep.png")
-    result = square(read_rgb(tmp_path / "deep.png"), 8)
+    Image.fromarray(shades).save(tmp_path / name)
+    result = square(read_rgb(tmp_path / name), 8)
     assert np.abs(result[0, :, 0].astype(int) - np.linspace(0, 255, 8)).max() <= 2
 
 
@@ -79,9 +81,19 @@ def test_the_middle_square_is_taken(tmp_path, wide):
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+RANGE = "it has signed, 32-bit or float shades"
+
+
+def tiff(mode):
+    file = BytesIO()
+    Image.new(mode, (9, 9), 1).save(file, "TIFF")
+    return file.getvalue()
+
+
 TORN = {
     "empty.jpg": (b"", "it is empty"), "text.gif": (b"no picture", "of no known format"), "cut-off.png": (None, ""),
-    "a-program.png": (POSTSCRIPT, "of no known format"),
+    "a-program.png": (POSTSCRIPT, "of no known format"), "float.tif": (tiff("F"), RANGE),
+    "long.tif": (tiff("I"), RANGE),
 }  # fmt: skip
 
 

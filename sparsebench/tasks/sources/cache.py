@@ -30,7 +30,7 @@ from sparsebench.files import CACHE, cache_folder, check_writable, whole_file, w
 K = TypeVar("K")
 T = TypeVar("T")
 
-VERSION = 3
+VERSION = 4
 """Version of decoding, cutting and resizing. Increase it if pixels change."""
 SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
 LOCK = "decoding.lock"

@@ -135,9 +135,16 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
 
 
 def _rgb(picture: Any) -> Picture:
-    """Return a picture in RGB: transparency is dropped, 16-bit grey keeps its shades."""
+    """Return a picture in RGB: transparency is dropped, 16-bit grey keeps its shades.
+
+    Raises:
+        ValueError: shades are no whole numbers of 8 or 16 bits, so that their range is unknown.
+    """
     from PIL import Image
 
+    # Pillow gives 16-bit PGMs, and in older versions 16-bit PNGs, the mode of 32 bits.
+    if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):
+        raise ValueError("it has signed, 32-bit or float shades, whose range is unknown; convert it to 8 bits")
     if picture.mode.startswith("I"):
         shades = np.asarray(picture, dtype=np.float64) / 257
         return Image.fromarray(shades.clip(0, 255).astype(np.uint8)).convert("RGB")

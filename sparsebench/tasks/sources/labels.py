@@ -83,10 +83,11 @@ def number(
     names = {number: name for name, number in reversed(by_name.items()) if number is not None}
     matches = [by_name.get(KEYS.get(rule, str)(name)) for name in folders]
     if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
+        size_of_file = f", which has {len(names)} class{'es' * (len(names) > 1)}" if file is not None else ""
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders match no class, or two; they are numbered "
-            + RULES[rule].format("of classes"), got=_few(strange),
-            allowed=f"names such as {_few([names[k] for k in sorted(names)] or ['0', '1'])}",
+            + RULES[rule].format("of classes") + size_of_file, got=_few(_quoted(strange)),
+            allowed=f"names such as {_few(_quoted([names[k] for k in sorted(names)] or ['0', '1']))}",
             next_step=f"rename or remove them, or give the class of each with {BY_FILE}",
         )  # fmt: skip
     numbers = [number for number in matches if number is not None]
@@ -104,6 +105,11 @@ def number(
         )
     classes = range(head or size or max(names) + 1)
     return Numbered(rule, tuple(names.get(k, str(k)) for k in classes), tuple(numbers))
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    """Return names in quotes, because a line of a class file may have commas."""
+    return [f"'{name}'" for name in names]
 
 
 def _numbers_by_name(folders: Sequence[str], rule: Labels) -> ClassFile:
@@ -130,12 +136,21 @@ def _is_number(name: str) -> bool:
 
 def _check_numbers(numbers: Sequence[int], head: int | None, *, sure: bool) -> None:
     """Raise UserError if these numbers are not classes of the head, or, unless `sure`, seem not to be."""
-    most = head or (MOST_CLASSES if sure else len(numbers))
-    if max(numbers) >= most or (not sure and sorted(numbers) == list(range(1, len(numbers) + 1))):
+    n = len(numbers)
+    most = head or (MOST_CLASSES if sure else n)
+    from_1 = sorted(numbers) == list(range(1, n + 1))
+    if max(numbers) >= most or (not sure and from_1):
+        fits = [
+            ("labels=numbers if they are the classes of the head", not sure and max(numbers) < (head or MOST_CLASSES)),
+            ("labels=names for torchvision's order, which sorts names as text", head in (None, n)),
+        ]
         raise UserError(
-            f"class folders have numbers from {min(numbers)} to {max(numbers)}, but classes are counted from 0",
+            f"class folders have numbers from {min(numbers)} to {max(numbers)}, "
+            + ("but classes are counted from 0" if from_1 else f"and there are {most} classes"),
             allowed=f"0 to {most - 1}",
-            next_step=f"number them from 0, give labels=numbers if they are the classes of the head, or {BY_FILE}",
+            next_step=", or ".join(
+                ["rename them", *(f"give {way}" for way, helps in fits if helps), f"give {BY_FILE}"]
+            ),
         )
 
 
