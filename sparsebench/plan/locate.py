@@ -192,14 +192,15 @@ def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
     located: dict[str, Path] = {}
     firsts: dict[str, Path] = {}
     notes: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in files_of(specs):
+    for path in (paths := files_of(specs)):
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(
                 "--weights reads safetensors files, and torch.save checkpoints that contain only weights",
                 got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
             )  # fmt: skip
         weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
-        if (digest := state_digest(weights.plain())) in firsts:
+        digest = state_digest(weights.plain()) if len(paths) > 1 else name
+        if digest in firsts:
             notes[f"the same weights as {firsts[digest]}: they are one network"].append(path)
             continue
         located[name] = firsts[digest] = path
