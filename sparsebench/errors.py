@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
@@ -66,6 +69,16 @@ def one_line(error: BaseException) -> str:
     """Return the message of an error on one line, after the error's type. A UserError's message has no type."""
     text = reason_of(error) if isinstance(error, ValidationError) else text_of(error)
     return text if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {text}".split())
+
+
+def last_line(error: BaseException, is_own: Callable[[FrameType], bool]) -> str:
+    """Return " (FILE:LINE)", the last line in the error's traceback whose frame is the user's own; "" without any."""
+    lines = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_own(frame)
+    ]
+    return f" ({lines[-1]})" if lines else ""
 
 
 class NotReadyError(UserError):

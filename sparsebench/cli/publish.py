@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import json
 import sys
 from dataclasses import asdict
@@ -241,7 +241,7 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
         for record in map(table.record_of, table.rows_of(rows)):
             file.write(canonical(record.model_dump(mode="json")).encode("ascii", "backslashreplace") + b"\n")
     else:
-        text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        text = codecs.getwriter("utf-8")(file)  # unlike a TextIOWrapper it never closes the file, which others flush
         writer, checked = csv.writer(text, lineterminator="\n"), reports.read(folder)
         for number, row in enumerate(table.rows_of(rows.drop_columns([table.CHECKSUM, *table.ITEM, *table.PARTS]))):
             if checked:
@@ -250,7 +250,6 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
             if not number:
                 writer.writerow(map(cell, row))
             writer.writerow(map(cell, row.values()))
-        text.detach()
     return len(rows)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+from pydantic import BaseModel, PydanticSchemaGenerationError
 
-from sparsebench.errors import UserError, as_utf8, one_line, unknown
+from sparsebench.errors import UserError, as_utf8, last_line, one_line, unknown
 from sparsebench.measure.metrics import METRICS, MetricKind, value_of
 from sparsebench.models.base import Model
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.observer import Observer
 from sparsebench.records.record import Origin, Part
-from sparsebench.strategy.base import Strategy, complaint, complaint_on_revision
+from sparsebench.strategy.base import Strategy, complaint, complaint_on_fields, complaint_on_revision
 from sparsebench.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -94,13 +96,19 @@ FIRST = ("tasks", "models")
 """Entry points of sparsebench's own tasks and models, loaded first so that no plugin takes their names."""
 
 
-BRINGS: dict[str, tuple[type, str]] = {
+BRINGS: dict[str, tuple[type[BaseModel], str]] = {
     "strategy": (Strategy, "sparsebench_strategies"),
     "task": (Task, "sparsebench_tasks"),
     "model": (Model, "sparsebench_models"),
     "observer": (Observer, "sparsebench_observers"),
 }
 """For each kind of class that plugins provide, the base class and the hook that returns the classes."""
+
+
+SHADOWS = (
+    f'Field name ".*" in ".*" shadows an attribute in parent "({"|".join(cls.__name__ for cls, _ in BRINGS.values())})"'
+)
+"""The warnings of pydantic that are not shown, because such a class is refused, see `complaint_on_fields`."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +281,10 @@ class Registry:
             try:
                 self._take(lambda: _execute(content), origin, path)
             except PluginError as error:
-                raise PluginError(f"plugin file {path}: {error}") from error
+                cause = error.__cause__ or error
+                place = last_line(cause, lambda frame: Path(frame.f_code.co_filename) in content.files)
+                place = "" if isinstance(cause, SyntaxError) else place  # its text has the place
+                raise PluginError(f"plugin file {path}: {error}{place}") from error
             if not self.manager.get_hookcallers(self.manager.get_plugin(str(path))):
                 raise UserError(
                     f"plugin file {path.name} brings no strategy, task, model, suite, paper or observer",
@@ -293,7 +304,8 @@ class Registry:
         name = origin.plugin if file is None else str(file)
         before = {kind: dict(items) for kind, items in self._items.items()}
         try:
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(sys.stderr), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", SHADOWS)
                 module = load()
                 self.manager.register(module, name=name)
                 _check_hooks(module)
@@ -306,7 +318,7 @@ class Registry:
             self._items = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
-            raise PluginError(one_line(error)) from error
+            raise PluginError(_reason(error)) from error
 
     def owners(self, strategy: str, task: str, model: str) -> list[PluginClass]:
         """Return the strategy, the task and the model of these names, with their origins."""
@@ -393,6 +405,20 @@ def _execute(content: Content) -> ModuleType:
     return module
 
 
+def _reason(error: BaseException) -> str:
+    """Return why a plugin does not load. pydantic's advice on types of fields is replaced by what parameters may be."""
+    if not isinstance(error, PydanticSchemaGenerationError):
+        return one_line(error)
+    kind = re.search(r"schema for (.+?)\. Set", error.message)
+    allowed = "int, float, str, bool, Literal, and tuples of them"
+    return str(
+        UserError(
+            "the type of a parameter", got=kind[1] if kind else one_line(error), allowed=allowed,
+            next_step="write ClassVar for what is no parameter",
+        )
+    )  # fmt: skip
+
+
 def _check_hooks(module: ModuleType) -> None:
     """Raise UserError for a hook implementation whose name is not that of a hook."""
     hooks = [name for name in vars(Hooks) if name.startswith(PROJECT)]
@@ -405,6 +431,8 @@ def _complaint(kind: str, cls: Any) -> str | None:
     """Return why a class is not a valid task, model or observer, or None."""
     if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind][0])):
         return f"{cls!r} is not a subclass of {BRINGS[kind][0].__name__}"
+    if problem := complaint_on_fields(cls, BRINGS[kind][0]):
+        return problem
     if not isinstance(getattr(cls, "name", None), str):
         return f"{cls.__name__} has no name"
     return None if kind == "observer" else complaint_on_revision(cls)

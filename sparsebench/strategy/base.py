@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparsebench.errors import StrategyError, UserError
+from sparsebench.errors import StrategyError, UserError, last_line
 from sparsebench.strategy import plans as disposals
 from sparsebench.strategy.budget import Budget, Convention, Schedule
 from sparsebench.strategy.plans import DISPOSALS, Disposal, Place, Plan
@@ -359,6 +358,8 @@ def complaint(candidate: object) -> str | None:
         return f"{candidate!r} is an instance of a strategy; return the class, {type(candidate).__name__}"
     if not (isinstance(candidate, type) and issubclass(candidate, Strategy)):
         return f"{candidate!r} is not a subclass of sparsebench.Strategy"
+    if problem := complaint_on_fields(candidate, Strategy):
+        return problem
     name = getattr(candidate, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         return f"{candidate.__name__}.name must be a plain identifier, got {name!r}"
@@ -398,6 +399,17 @@ def _complaints(cls: type[Strategy]) -> dict[str, object]:
     }  # fmt: skip
 
 
+def complaint_on_fields(cls: type[BaseModel], base: type[BaseModel]) -> str | None:
+    """Return why a parameter of a class cannot have the name of an attribute of its base class, or None."""
+    for name, field in cls.model_fields.items():
+        if name in base.__class_vars__:
+            kind = inspect.formatannotation(field.annotation)
+            return f"{cls.__name__}.{name} cannot be a parameter; write {name}: ClassVar[{kind}] = {field.default!r}"
+        if hasattr(base, name):
+            return f"{cls.__name__} has a parameter '{name}', which is a method of {base.__name__}; rename it"
+    return None
+
+
 def complaint_on_revision(cls: type) -> str | None:
     """Return why the revision of a strategy, task or model class is invalid, or None."""
     revision = getattr(cls, "revision", None)
@@ -413,15 +425,9 @@ def place_of(error: BaseException, strategy: Strategy) -> str:
     """
     cls = type(strategy)
     package = cls.__module__.partition(".")[0]
-    lines = [
-        f"{Path(frame.f_code.co_filename).name}:{line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] == package
-    ]
-    if lines:
-        return f" ({lines[-1]})"
-    if not isinstance(error, StrategyError):
-        return ""
+    place = last_line(error, lambda frame: str(frame.f_globals.get("__name__")).partition(".")[0] == package)
+    if place or not isinstance(error, StrategyError):
+        return place
     return line_of(strategy, "scores" if cls.plan is Strategy.plan else "plan")
 
 

@@ -21,6 +21,7 @@ from sparsebench.records import store
 
 LIST = [sys.executable, "-m", "sparsebench", "list", "suites"]
 LONG = "a" * 300
+QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
 
 def shell(command: Sequence[str], redirection: str = "") -> "subprocess.CompletedProcess[str]":
@@ -51,8 +52,9 @@ def test_a_full_standard_output_is_one_line() -> None:
     }
 
 
-def test_a_reader_that_has_enough_is_no_mistake() -> None:
-    done = shell(["sh", "-c", '"$@" | head -c 1', "sh", *LIST[:3], "list"])
+@pytest.mark.parametrize("words", [["list"], ["export", str(QUICK)]], ids=["list", "export"])
+def test_a_reader_that_has_enough_is_no_mistake(words: list[str]) -> None:
+    done = shell(["sh", "-c", '"$@" | head -c 1', "sh", *LIST[:3], *words])
     assert "Traceback" not in done.stderr and "Error" not in done.stderr and len(done.stdout) == 1
 
 

@@ -122,11 +122,20 @@ def test_a_file_that_takes_a_name_is_refused_and_what_has_it_stays(
     assert registry.strategy("norm").file == plugin("a/mine.py").resolve()
 
 
-@pytest.mark.parametrize("text", ["def (", "import sys\nsys.exit(3)\n", "\0", "raise Exception('a\\nb')"])
-def test_whatever_a_file_does_while_it_loads_is_one_line(registry: Registry, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("def (", " (odd name-1.py, line 1)"), ("import sys\nsys.exit(3)\n", " (odd name-1.py:2)"), ("\0", ""),
+        ("raise Exception('a\\nb')", " (odd name-1.py:1)"), ("import helper", " (helper.py:2)"),
+    ],
+)  # fmt: skip
+def test_whatever_a_file_does_while_it_loads_is_one_line_with_its_place(
+    registry: Registry, tmp_path: Path, text: str, place: str
+) -> None:
     path = tmp_path / "odd name-1.py"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"odd name-1\.py: \w") as raised:
+    (tmp_path / "helper.py").write_text("a = 1\nb = c\n")
+    with pytest.raises(UserError, match=rf"odd name-1\.py: \w.*{re.escape(place)}$") as raised:
         registry.load_file(path)
     assert len(str(raised.value).splitlines()) == 1
 
@@ -134,6 +143,11 @@ def test_whatever_a_file_does_while_it_loads_is_one_line(registry: Registry, tmp
 @pytest.mark.parametrize(("old", "new", "says"), [
     ('"norm"', '"two words"', "plain identifier"),
     ('    name: ClassVar[str] = "norm"\n', "", "plain identifier, got None"),
+    ("name: ClassVar[str]", "name: str", "Norm.name cannot be a parameter; write name: ClassVar[str] = 'norm'"),
+    ("largest: bool", "trained: bool = True\n    largest: bool", "write trained: ClassVar[bool] = True"),
+    ("largest: bool", "loss: float = 0.5\n    largest: bool", "a parameter 'loss', which is a method of Strategy"),
+    ("largest: bool", "table: memoryview = None\n    largest: bool",
+     "the type of a parameter; got <class 'memoryview'>; allowed: int, float, str, bool, Literal, and tuples of them"),
     ("largest: bool", 'kind: ClassVar[str] = "best"\n    largest: bool', "kind must be one of"),
     ("largest: bool", 'site: ClassVar[str] = "output"\n    largest: bool', "site must be one of"),
     ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"labels"})\n    largest: bool', "unknown labels"),
