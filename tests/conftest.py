@@ -119,7 +119,10 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def scripted() -> Callable[..., Strategy]:
-    """Return a function that makes a strategy from `decide(view, keep)`, which returns its plan."""
+    """Return a function that makes a strategy from `decide(view, keep)`, which returns its plan.
+
+    If it is not budgeted, it may return None wherever it is asked.
+    """
 
     def make(
         decide: Callable[..., Any],
@@ -127,12 +130,14 @@ def scripted() -> Callable[..., Strategy]:
         site: str = "input",
         needs: Collection[str] = ("tokens",),
         kind: str = "deployable",
+        budgeted: bool = True,
     ) -> Strategy:
         class Scripted(Strategy):
             def plan(self, view: Any, keep: int) -> Any:
                 return decide(view, keep)
 
         Scripted.name, Scripted.site, Scripted.needs, Scripted.kind = "scripted", site, frozenset(needs), kind
+        Scripted.budgeted = budgeted
         return Scripted()
 
     return make

@@ -19,6 +19,7 @@ from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plan_checks import (
     check_form,
+    check_nothing,
     check_numbers,
     check_own_macs,
     in_range,
@@ -319,7 +320,9 @@ class Pass:
         keep = self._count_at(block)
         with exact(self.index.device):
             plan = strategy.plan(self._view(block, fields), keep)
-            if plan is not None:
+            if plan is None:
+                check_nothing(strategy, self.index.shape[1], keep)
+            else:
                 plan, keep = self._check(block, plan, keep)
                 plan = self._follow(block, plan, keep)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)

@@ -27,7 +27,7 @@ from sparsebench.runner.process import OnBegin
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
-from sparsebench.tasks.base import Data, Recipe, Split, Task, check_items
+from sparsebench.tasks.base import Data, Recipe, Split, Task, check_data
 from sparsebench.training.fit import Fitted, fit, modules_of, state_digest
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
@@ -207,7 +207,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
 def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, and split off validation data if the recipe asks for it and the task draws none."""
     data, recipe = context.draw(task, cell), task.recipe()
-    check_items(task, len(data.test.labels))
+    check_data(task, data)
     if recipe.validation and data.validation is None:
         data = data.hold_back(recipe.validation)
     if recipe.patience and data.validation is None:

@@ -27,6 +27,7 @@ from sparsebench.errors import (
     StrategyError,
     UnsupportedError,
     UserError,
+    last_line,
     one_line,
     text_of,
 )
@@ -156,7 +157,7 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
         status: Status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "failed")
-        failure = failure_of(error, None if cell is None or cell.actor is None else cell.actor.strategy)
+        failure = failure_of(error, None if cell is None or cell.actor is None else cell.actor.strategy, job.files)
         if context.alone and status != "unsupported":  # a worker writes it to its log
             lines = [f"cell {job.cell.id}, {job.label}: {status}\n", *traceback.format_exception(error)]
             with suppress(OSError):  # a strategy may have closed the log
@@ -181,12 +182,17 @@ def _seed(job: Job, device: str) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failure:
-    """Return the failure of a record from an error, with the last file and line of the strategy's code."""
+def failure_of(error: BaseException, strategy: Strategy | None = None, plugins: Sequence[str] = ()) -> Failure:
+    """Return the failure of a record from an error, with the last file and line of the strategy's code.
+
+    Without such a line, it has the last line of the plugin files, which bring the task and the model too.
+    """
     kind = type(error).__name__
     text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
-    if strategy is not None and not isinstance(error, UnsupportedError | DivergedError):
-        text = f"{' '.join(text.split())[:450]}{place_of(error, strategy)}"
+    if not isinstance(error, UnsupportedError | DivergedError):
+        place = "" if strategy is None else place_of(error, strategy)
+        place = place or last_line(error, lambda frame: frame.f_code.co_filename in plugins)
+        text = f"{' '.join(text.split())[:450]}{place}" if place else text
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
     trace = trace.encode("utf-8", "backslashreplace").decode()
     return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
@@ -375,8 +381,8 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     """Add accuracy, loss, success, group metrics, the task's own metrics, and the outcome of each item.
 
     Raises:
-        UserError: the task returns a metric that is not declared, that exists already, or that is infinite or not a
-            number.
+        UserError: the task does not return a declared metric, or returns one that is not declared, that exists already,
+            or that is infinite or not a number.
     """
     test, group_names = data.test, data.group_names
     items = replace(evaluation, labels=test.labels, groups=test.groups, foregrounds=test.foregrounds)
@@ -393,6 +399,12 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
             got, allowed = repr(value)[:60], "a finite number, or NaN"
             raise UserError(f"metric '{name}' of task '{task.name}'", got=got, allowed=allowed)
         result.add(name, value, len(items.labels), _unit_of(task, name))
+    missing = [kind.name for kind in task.metrics if kind.name not in result.metrics]
+    if missing and type(task).measure is not Task.measure:
+        raise UserError(
+            f"task '{task.name}' declares metric '{missing[0]}' but does not return it",
+            next_step="return a number from measure(items, test), or NaN",
+        )
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
         group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),

@@ -73,6 +73,19 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
         raise StrategyError(f"'{name}': {wrong}")
 
 
+def check_nothing(strategy: Strategy, N: int, keep: int) -> None:
+    """Raise StrategyError if a strategy returns no plan, which leaves all N tokens, and only `keep` may stay.
+
+    Without a plan an adaptive strategy decides to keep all tokens, and one with `Rest` lets none rest in this block.
+    Strategies of training alone are dense in the test.
+    """
+    may = strategy.adaptive or strategy.rests or strategy.trains_only or not strategy.budgeted
+    if keep < N and not may:
+        raise StrategyError(
+            f"'{strategy.name}' returned None, which leaves all {N} tokens, but {keep} must stay: return a plan"
+        )
+
+
 def _wrong_kind(mask: Mask, strategy: Strategy, training: bool) -> str:
     """Return why the strategy may not use a mask of this dtype here, or ""."""
     if mask.keep.dtype == torch.bool:

@@ -322,6 +322,28 @@ class Task(BaseModel):
         return {}
 
 
+def check_data(task: Task, data: Data) -> None:
+    """Raise UserError if inputs or labels are not as `Split` says, or a record does not hold that many test items."""
+    check_items(task, len(data.test.labels))
+    dtype, classes = "uint8" if task.inputs == "images" else "float32", len(data.classes)
+    for name in ("train", "test", "validation"):
+        split: Split | None = getattr(data, name)
+        if split is None:
+            continue
+        inputs, labels = np.asarray(split.inputs), np.asarray(split.labels)
+        if inputs.dtype != dtype:
+            raise UserError(
+                f"task '{task.name}': the inputs of its {name} split", got=str(inputs.dtype),
+                allowed=f"{dtype} for {task.inputs}",
+            )  # fmt: skip
+        if len(labels) and (labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes):
+            raise UserError(
+                f"task '{task.name}': the labels of its {name} split",
+                got=f"{labels.dtype} from {labels.min()} to {labels.max()}",
+                allowed=f"integers from 0 to {classes - 1}, as it has {classes} classes",
+            )
+
+
 def check_items(task: Task, n: int) -> None:
     """Raise UserError if a task has more test items than a record holds."""
     if n > MOST_ITEMS:

@@ -36,7 +36,7 @@ Fitted = tuple[dict[str, Tensor], int]
 class _Looking(StandIn):
     """Keeps all tokens, and calls `look` with each view."""
 
-    rests = ramps = reads_out = has_loss = adaptive = False
+    rests = ramps = reads_out = has_loss = adaptive = budgeted = False
 
     def __init__(self, strategy: Strategy, look: Look):
         super().__init__(strategy)

@@ -35,6 +35,7 @@ NAN, HALF, ALIKE = torch.full((B, N), float("nan")), torch.full((B, N), 0.5), to
 NO_TOKEN = torch.arange(B)[:, None].expand(B, N) > 0
 GOOD = full([0, 1, 2], [3, 4, 5])
 ILLEGAL = {
+    "nothing": (lambda: None, "returned None, which leaves all 6 tokens, but 3 must stay: return a plan"),
     "a string": (lambda: "keep", "returned str"),
     "a tensor": (lambda: GOOD, "returned Tensor"),
     "no index": (lambda: Keep(None), "Keep.index"),
@@ -233,7 +234,7 @@ def test_draws_differ_by_block_and_number_and_may_be_of_many_numbers_a_token(scr
         drawn.append([view.random(*draw) for draw in ((), (0,), (1,), (0, 1), (0, 5), (1, 5))])
 
     for items in ([4, 9, 2], [2, 9]):
-        acting = begin(scripted(decide, site="block", needs=()), FOUR, blocks=(1, 2), items=items)
+        acting = begin(scripted(decide, site="block", needs=(), budgeted=False), FOUR, blocks=(1, 2), items=items)
         acting.decide(1, {})
         acting.decide(2, {})
     (plain, again, other, one, many, others), (later, *_), alone, _ = drawn

@@ -41,7 +41,7 @@ def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, n
     model = make()
     network = DeepViT(model)
     pixels = images(network)
-    acting = begin(network, scripted(keep_all, site=site, needs=needs))
+    acting = begin(network, scripted(keep_all, site=site, needs=needs, budgeted=False))
     close(network(pixels, acting), model((pixels - 0.5) / 0.5), atol=1e-6)
     assert asked == ([0] if site == "input" else list(BLOCKS))
     assert [step.tokens_out for step in acting.steps] == [network.cost.tokens] * 4
@@ -108,7 +108,7 @@ def test_ordered_tokens_come_to_the_next_modules_in_the_order_asked_for(scripted
 def test_the_pixels_of_a_patch_are_those_at_its_place_whether_bytes_or_shares_of_one(scripted):
     seen, network = [], DeepViT(vit(img_size=(24, 40)))
     whole = torch.randint(0, 256, (B, 3, 24, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    strategy = scripted(lambda view, keep: seen.append(view.pixels), needs=("pixels",))
+    strategy = scripted(lambda view, keep: seen.append(view.pixels), needs=("pixels",), budgeted=False)
     assert torch.equal(*(network(pixels, begin(network, strategy)) for pixels in (whole, whole / 255)))
     patches, same = seen
     assert torch.equal(patches, same) and patches.shape == (B, 15, 3, 8, 8) and network.grid == (3, 5)
@@ -128,11 +128,15 @@ class Parallel(Block):
 def test_a_block_with_a_forward_of_its_own_is_not_cut_open(scripted):
     network = DeepViT(vit(block_fn=Parallel))
     pixels = images(network)
-    acting = begin(network, scripted(lambda view, keep: None, site="attention"))
+    acting = begin(network, scripted(lambda view, keep: None, site="attention", budgeted=False))
     with pytest.raises(UnsupportedError, match="Parallel cannot be split"):
         network(pixels, acting)
     for site in ("input", "block"):
-        close(network(pixels, begin(network, scripted(lambda v, k: None, site=site))), network(pixels), atol=1e-6)
+        close(
+            network(pixels, begin(network, scripted(lambda v, k: None, site=site, budgeted=False))),
+            network(pixels),
+            atol=1e-6,
+        )
 
 
 @sites
@@ -174,7 +178,7 @@ def merge_pairs(scripted, seen=None, *, proportional=True, fields=()):
             return None
         return Merge(TARGET.expand(view.index.shape))
 
-    strategy = scripted(decide, site="attention", needs=("tokens", *fields))
+    strategy = scripted(decide, site="attention", needs=("tokens", *fields), budgeted=False)
     type(strategy).proportional = proportional
     return strategy
 
@@ -207,7 +211,10 @@ def test_the_attention_that_is_shown_weighs_sizes_too(scripted):
     vit_, merged, whole = network(), [], []
     vit_(pairs(), begin(vit_, merge_pairs(scripted, merged, fields=FIELDS), 0.75, blocks=(1, 3)))
     look = scripted(
-        lambda view, keep: whole.extend(getattr(view, f) for f in FIELDS), site="attention", needs=("tokens", *FIELDS)
+        lambda view, keep: whole.extend(getattr(view, f) for f in FIELDS),
+        site="attention",
+        needs=("tokens", *FIELDS),
+        budgeted=False,
     )
     vit_(pairs(), begin(vit_, look, blocks=(3,)))
     class_, received, maps = merged
@@ -271,7 +278,10 @@ def shown(scripted, network, pixels, fields):
     """Return the fields of the view in block 1, the first block in which a strategy acts."""
     seen = []
     strategy = scripted(
-        lambda view, keep: seen.append([getattr(view, f) for f in fields]), site="attention", needs=fields
+        lambda view, keep: seen.append([getattr(view, f) for f in fields]),
+        site="attention",
+        needs=fields,
+        budgeted=False,
     )
     network(pixels, begin(network, strategy))
     return seen[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
 from plugin_files import write_strategy
-from running import inline
+from running import inline, jobs_of
 from safetensors.torch import load_file
 
 from sparsebench.measure.cost import Step
@@ -83,6 +83,31 @@ def test_an_illegal_plan_is_found_in_a_later_batch_too(samples: Path, image: Mea
     )
     assert record.status == "failed" and record.failure is not None
     assert record.failure.kind == "StrategyError" and says in reason(record)
+
+
+STRIPES = (Path(__file__).resolve().parents[1] / "plugins" / "stripes.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("rng = seeds", "raise ValueError('no')\n        rng = seeds", "ValueError: no (stripes.py:37)"),
+        ('return {"hes', '1 / 0\n        return {"hes', "ZeroDivisionError: division by zero (stripes.py:31)"),
+        ('return {"hesitation": items.losses.std()}', "return {}", "declares metric 'hesitation' but"),
+        ("rng.integers(0, 2, n), ", "rng.integers(1, 3, n), ",
+         "the labels of its train split; got int64 from 1 to 2; allowed: integers from 0 to 1, as it has 2 classes"),
+        ("Split(inputs, labels", "Split(inputs, labels / 2", "its train split; got float64 from 0.0 to 0.5;"),
+        ("Split(inputs", "Split(inputs / 255", "the inputs of its train split; got float64; allowed: uint8 for images"),
+    ],
+    ids=["draw", "measure", "no metric", "labels", "real labels", "real images"],
+)  # fmt: skip
+def test_what_a_task_does_wrong_is_in_its_record(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in STRIPES
+    path = tmp_path / "stripes.py"
+    path.write_text(STRIPES.replace(old, new))
+    jobs = jobs_of(str(path), suite="quick-scratch", tasks=("stripes",), model=VIT, n_train=(8,))
+    record = next(inline(jobs[:1], Registry(), tmp_path))
+    assert record.status == "failed" and says in reason(record)
 
 
 def test_a_model_of_fewer_blocks_than_the_suites_is_cut_where_it_can_be(image: Measure) -> None:

@@ -229,7 +229,7 @@ def test_a_choice_by_the_weights_is_made_in_each_step_from_the_current_ones(scri
 
 def test_a_strategy_that_removes_nothing_changes_no_bit(scripted):
     result = []
-    for strategy, rate in ((None, 1.0), (Random(), 1.0), (scripted(lambda view, keep: None), 0.5)):
+    for strategy, rate in ((None, 1.0), (Random(), 1.0), (scripted(lambda view, keep: None, budgeted=False), 0.5)):
         network, samples = problem(6, 9, 20, 10)
         actor = strategy and actor_of(strategy, network, rate)
         run(ClosedForm(network, actor, samples, SGD), SGD, 10)

@@ -182,7 +182,9 @@ def test_a_strategy_sees_tokens_parts_and_attention_and_nothing_else(scripted, n
     net, result = built(name), {}
     expected = [seen(name, net, x) for x in X.numpy()]
     fields = (*expected[0], "received_attention", "tokens", "pixels")
-    strategy = scripted(lambda view, keep: result.update({f: getattr(view, f) for f in fields}), needs=fields)
+    strategy = scripted(
+        lambda view, keep: result.update({f: getattr(view, f) for f in fields}), needs=fields, budgeted=False
+    )
     assert torch.equal(net(X, begin(net, strategy)), net(X))
     assert torch.equal(result.pop("tokens"), X) and result.pop("pixels") is None
     for field, value in result.items():
@@ -221,7 +223,7 @@ def test_in_another_order_each_token_keeps_its_position(scripted, name):
 def test_keeping_all_tokens_is_the_network_itself(scripted, name):
     net = built(name)
     for decide, rate in ((lambda view, keep: None, 0.5), (lambda view, keep: Keep(view.index), 1.0)):
-        acting = begin(net, scripted(decide), rate)
+        acting = begin(net, scripted(decide, budgeted=rate == 1), rate)
         assert torch.equal(net(X, acting), net(X)) and acting.steps == [Step(L, L)]
 
 

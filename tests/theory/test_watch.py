@@ -116,7 +116,7 @@ def test_the_test_is_watched_without_the_strategy_where_that_trains_only():
 @shapes
 def test_the_strategy_is_told_that_it_is_watched_in_a_test(scripted, shape):
     told = []
-    trial = Trial(shape, scripted(lambda view, keep: told.append(view.training)))
+    trial = Trial(shape, scripted(lambda view, keep: told.append(view.training), budgeted=False))
     told.clear()
     trial.watch.look(0)
     assert told and not any(told)

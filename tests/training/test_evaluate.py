@@ -92,13 +92,15 @@ def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_al
     def decide(view, keep):
         return None if view.block != 2 else Keep.top(view.random(), keep)
 
-    actor = actor_of(scripted(decide, site="block", needs=()), network, **STAGES)
+    actor = actor_of(scripted(decide, site="block", needs=(), budgeted=False), network, **STAGES)
     result = evaluate(network, actor, samples, recipe, choices=True)
     assert [choice.block for choice in result.choices] == [-1, 2]
     assert not np.isnan(result.choices[1].scores).any() and result.choices[1].kept.sum() == 8 * 4
     tensors = (samples.inputs, samples.labels, samples.relevance)
     two, calls = Samples(*(torch.cat([x] * (2 * BATCH // 8)) for x in tensors)), []
-    last = scripted(lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)))
+    last = scripted(
+        lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)), budgeted=False
+    )
     _, choice = evaluate(network, actor_of(last, network), two, recipe, choices=True).choices
     assert choice.kept[:BATCH].all() and (choice.scores[:BATCH] == 1).all()
     assert (choice.kept[BATCH:].sum(axis=1) == 8).all()
@@ -134,7 +136,7 @@ def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, ima
     network, samples, recipe = images
     network.module.train()
     told = set()
-    strategy = scripted(lambda view, keep: told.add((view.training, network.module.training)))
+    strategy = scripted(lambda view, keep: told.add((view.training, network.module.training)), budgeted=False)
     first = evaluate(network, actor_of(strategy, network), samples, recipe)
     again = evaluate(network, None, samples, recipe)
     assert told == {(False, False)}
