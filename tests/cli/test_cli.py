@@ -369,7 +369,7 @@ def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
     seconds = sum(record.seconds for record in store.read(tmp_path).values())
     result = run("--dry-run", "--rerun", "always", "--out", tmp_path)
     (total,) = (line.split() for line in result.output.splitlines() if line.startswith("all"))
-    assert total[1] == "4" and float(total[2]) == pytest.approx(seconds / 3600, rel=0.06)
+    assert total[1] == "4" and sum(60**i * int(part) for i, part in enumerate(reversed(total[2].split(":")))) >= seconds
     assert sorted(tmp_path.rglob("*")) == files
     assert "0 of 4 cells to run" in run("--dry-run", "--out", tmp_path).output
 
