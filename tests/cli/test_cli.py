@@ -162,6 +162,8 @@ def refused(result: Result, *says: str) -> None:
         ([SAMPLES / "takes_random.py"], ["has the name of installed plugin 'random'; rename it"]),
         (["--plugin", "attn_topk:depth=3"], ["unknown parameter", "'depth'", "attention"]),
         (["--plugin", "attn_topk:attention=all"], ["attention", "all"]),
+        (["--plugin", f"{SAMPLES / 'returns.py'}:along=2"],
+         ["has several strategies, and not all have parameter 'along'", "returns.py flat:along=2"]),
         (["--plugin", "attn_topk:keep_rate=0"], ["keep rate", "got 0", "(0, 1]"]),
         (["--plugin", "attn_topk:keep=0.5"], ["did you mean 'keep_rate'"]),
         (["--plugin", "attn_topk,noise"], ["did you mean 'attn_topk'"]),
