@@ -109,6 +109,7 @@ def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_hel
      ("composite", ["task composite", "canvas = 32", "side of the image in pixels"]),
      ("vit", ["model vit", "depth = 3"]),
      ("quick", ['name = "quick"', "[[task]]"]),
+     (str(SAMPLES / "brings_task.py"), ["task small", "trained from its first step", "canvas = 16"]),
      (str(SAMPLES / "good.py"), ["strategy norm", "Keeps the tokens with the largest norm", "largest = True"])],
 )  # fmt: skip
 def test_show_says_what_is_known(name: str, says: list[str]) -> None:
