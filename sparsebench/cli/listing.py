@@ -107,26 +107,38 @@ TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
 def show(name: str, bibtex: bool) -> None:
     """Describe a strategy, task, model, observer or suite.
 
-    NAME may also be a FILE.py, for the strategies in it.
+    NAME may also be a FILE.py, for the strategies, tasks, models and observers in it.
     """
-    registry, is_file = Registry(), name.endswith(".py")
-    entries = map(registry.strategy, registry.load_file(Path(name))) if is_file else registry.strategies()
-    classes = {"strategy": [entry.cls for entry in entries], "task": registry.tasks(), "model": registry.models(),
-               "observer": registry.observers()}  # fmt: skip
-    catalogue = [(kind, cls) for kind, of_kind in classes.items() for cls in of_kind]
-    shown = [(kind, cls) for kind, cls in catalogue if (kind == "strategy" if is_file else cls.name == name)]
-    names = {*suites.names(), *(cls.name for _, cls in catalogue)}
-    if name in registry.broken:
-        raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
-    if not shown and name not in names:
-        word = name.partition(":")[0]
-        raise unknown("strategy, task, model, observer or suite", name, names, meant=word if word in names else None)
+    shown = _brought_by(Path(name)) if name.endswith(".py") else _named(name)
     if not bibtex:
         write("\n".join(_about(kind, cls) for kind, cls in shown) or suites.text(name))
     elif citations := [cls.bibtex for kind, cls in shown if kind == "strategy" and cls.bibtex]:
         click.echo("\n".join(citations))
     else:
         raise UserError(f"'{name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
+
+
+def _brought_by(file: Path) -> list[tuple[str, Any]]:
+    """Return the kinds and classes of a plugin file."""
+    if shown := [(kind, item.cls) for kind, item in Registry().brought_by(file)]:
+        return shown
+    raise UserError(f"plugin file {file} brings no strategy, task, model or observer to show")
+
+
+def _named(name: str) -> list[tuple[str, Any]]:
+    """Return the kinds and classes of a name; none if it names a suite."""
+    registry = Registry()
+    classes = {"strategy": [entry.cls for entry in registry.strategies()], "task": registry.tasks(),
+               "model": registry.models(), "observer": registry.observers()}  # fmt: skip
+    catalogue = [(kind, cls) for kind, of_kind in classes.items() for cls in of_kind]
+    shown = [(kind, cls) for kind, cls in catalogue if cls.name == name]
+    names = {*suites.names(), *(cls.name for _, cls in catalogue)}
+    if name in registry.broken:
+        raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
+    if not shown and name not in names:
+        word = name.partition(":")[0]
+        raise unknown("strategy, task, model, observer or suite", name, names, meant=word if word in names else None)
+    return shown
 
 
 def _about(category: str, cls: Any) -> str:

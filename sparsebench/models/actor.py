@@ -84,15 +84,7 @@ class Actor:
         self.prefix = cost.place(0, self.tokens, self.tokens).prefix
         self.requires, self.traits = strategy.reads(), strategy.traits()
         self.weighs_sizes = strategy.weighs_sizes
-        if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
-            raise UnsupportedError(
-                f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
-                "while training: this model is trained by steps in closed form, which can do none of these"
-            )
-        if cost.alike and (strategy.rests or strategy.fits()):
-            why = "lets tokens rest for a block and return: this model has one, and nothing after it"
-            if not strategy.rests:
-                why = "looks at training images before the test: this model shows no gradients of what it is given"
+        if cost.alike and (why := _needs_blocks(strategy)):
             raise UnsupportedError(f"'{strategy.name}' {why}")
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' needs the relevance mask but is not an oracle")
@@ -415,6 +407,19 @@ class Pass:
             learned=self.actor.learned.get(block),
             memory=self.memory,
         )
+
+
+def _needs_blocks(strategy: Strategy) -> str:
+    """Return what the strategy does that no model of one layer with closed-form gradients can do, or ""."""
+    steps = "this model is trained by steps in closed form, which cannot do this"
+    reasons = {
+        f"is trained with the network: {steps}": strategy.trained,
+        f"keeps another number of tokens of each sample: {steps}": strategy.adaptive,
+        f"changes the number of tokens while training: {steps}": strategy.ramps,
+        "lets tokens rest for a block and return: this model has one, and nothing after it": strategy.rests,
+        "looks at training images before the test: this model shows no gradients of what it is given": strategy.fits(),
+    }
+    return next((why for why, applies in reasons.items() if applies), "")
 
 
 def exact(device: torch.device) -> AbstractContextManager[Any]:

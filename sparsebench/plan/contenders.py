@@ -187,10 +187,22 @@ def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budg
 
 
 def specs_of(text: str, registry: Registry) -> list[Spec]:
-    """Return the specifications of a plugin argument, which names a strategy, all strategies of a file, or `ALL`."""
+    """Return the specifications of a plugin argument, which names a strategy, all strategies of a file, or `ALL`.
+
+    Raises:
+        UserError: of several strategies of a file, only some have a parameter.
+    """
     spec = parse(text)
     if spec.name == ALL:
         return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]
     if not spec.name.endswith(".py"):
         return [spec]
-    return [Spec(name, spec.params) for name in registry.load_file(Path(spec.name))]
+    names = registry.load_file(Path(spec.name))
+    for key, (value, *_) in spec.params.items() if len(names) > 1 else ():
+        owners = [name for name in names if key in {*registry.strategy(name).cls.model_fields, *BUDGET_KEYS}]
+        if owners and owners != names:
+            raise UserError(
+                f"{spec.name} has several strategies, and not all have parameter '{key}'", got=f"'{text}'",
+                next_step=f"name the file, then the strategy: {spec.name} {owners[0]}:{key}={value}",
+            )  # fmt: skip
+    return [Spec(name, spec.params) for name in names]

@@ -256,8 +256,10 @@ def _changes(todo: Iterable[Job], heads: Mapping[str, Head]) -> tuple[str, ...]:
     for job in todo:
         head, now = heads.get(job.cell.id), job.origin.identity
         if head is not None and head.status != "skipped" and (before := head.origin.identity) != now:
-            file = now.startswith(CODE) and before.startswith(CODE)
-            why = "its file changed" if file else f"its revision is {plain(now)}, and was {plain(before)}"
+            why = f"its revision is {plain(now)}, and was {plain(before)}"
+            if now.startswith(CODE) and before.startswith(CODE):
+                files = [plain(origin.plugin.removeprefix("file:")) for origin in (job.origin, head.origin)]
+                why = "its file changed" if files[0] == files[1] else f"its file is {files[0]}, and was {files[1]}"
             reasons[why][job.cell.strategy.name] += 1
     return tuple(
         f"run again: {names.total()} cells of strategy {few(sorted(names), width=60)}: {why}"

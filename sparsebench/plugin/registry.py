@@ -181,14 +181,22 @@ class Registry:
         """
         plugin, items = name, list[PluginClass]()
         if name.endswith(".py"):
-            self.load_file(Path(name))
             plugin = str(Path(name).resolve())
-            items = [item for item in self._items["observer"].values() if str(item.file) == plugin]
+            items = [item for kind, item in self.brought_by(Path(name)) if kind == "observer"]
         elif (item := self._look_for("observer", name)) is not None:
             items = [item]
         if not items and plugin not in (hook.plugin_name for hook in self.record_hooks()):
+            if name.endswith(".py"):
+                hooks = "sparsebench_observers() or sparsebench_record_finished(record)"
+                raise UserError(f"plugin file {name} brings no observer", next_step=f"write {hooks} with hookimpl")
             items = [self._require("observer", name)]
         return [item.cls for item in items]
+
+    def brought_by(self, file: Path) -> list[tuple[str, PluginClass]]:
+        """Load a plugin file; return its strategies, tasks, models and observers, each after its kind."""
+        self.load_file(file)
+        file = file.resolve()
+        return [(kind, item) for kind, items in self._items.items() for item in items.values() if item.file == file]
 
     def _look_for(self, kind: str, name: str) -> PluginClass | None:
         """Return the class of that name, or None. Loads all plugins unless the name's entry point provides it."""

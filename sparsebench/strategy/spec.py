@@ -19,6 +19,8 @@ _FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
 
 _POINT = re.compile(r"\s*-?\.\d+\s*")
 """A number such as .5, which is not JSON."""
+_AFTER_FILE = re.compile(r".*\.py[:,].*", re.DOTALL)
+"""A plugin file with parameters in another form, such as FILE.py:param."""
 _VALUELESS = re.compile(r"[\w-]+:\w+")
 """NAME:param without a value; paths do not match."""
 
@@ -57,6 +59,9 @@ def parse(text: str, positional: str | None = None) -> Spec:
     if tail is None and positional is not None and ":" in name:
         name, _, value = name.partition(":")
         params[positional] = [value]
+    elif _AFTER_FILE.fullmatch(name):
+        allowed = "FILE.py:param=value,param=value; or param=value,value to run several values"
+        raise UserError("the parameters of a plugin file", got=f"'{text}'", allowed=allowed)
     elif _VALUELESS.fullmatch(name):
         raise UserError("a parameter without a value", got=f"'{text}'", allowed="NAME:param=value,value")
     if not name:
@@ -137,9 +142,12 @@ def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection
             raise UserError(
                 f"{owner}: {place} has no default", next_step="give it one in its class: float = 1.0"
             ) from error
+        got = first.get("input")
+        colon = isinstance(got, str) and re.search(r":[A-Za-z_]\w*=", got)
         raise UserError(
-            f"{owner}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
-        ) from error
+            f"{owner}: {place}: {first['msg'].removeprefix('Value error, ')}", got=got,
+            next_step="separate parameters by commas" if colon else None,
+        ) from error  # fmt: skip
     except UserError:
         raise
     except Exception as error:  # from a plugin's own __init__

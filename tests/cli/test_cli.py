@@ -109,6 +109,7 @@ def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_hel
      ("composite", ["task composite", "canvas = 32", "side of the image in pixels"]),
      ("vit", ["model vit", "depth = 3"]),
      ("quick", ['name = "quick"', "[[task]]"]),
+     (str(SAMPLES / "brings_task.py"), ["task small", "trained from its first step", "canvas = 16"]),
      (str(SAMPLES / "good.py"), ["strategy norm", "Keeps the tokens with the largest norm", "largest = True"])],
 )  # fmt: skip
 def test_show_says_what_is_known(name: str, says: list[str]) -> None:
@@ -162,6 +163,8 @@ def refused(result: Result, *says: str) -> None:
         ([SAMPLES / "takes_random.py"], ["has the name of installed plugin 'random'; rename it"]),
         (["--plugin", "attn_topk:depth=3"], ["unknown parameter", "'depth'", "attention"]),
         (["--plugin", "attn_topk:attention=all"], ["attention", "all"]),
+        (["--plugin", f"{SAMPLES / 'returns.py'}:along=2"],
+         ["has several strategies, and not all have parameter 'along'", "returns.py flat:along=2"]),
         (["--plugin", "attn_topk:keep_rate=0"], ["keep rate", "got 0", "(0, 1]"]),
         (["--plugin", "attn_topk:keep=0.5"], ["did you mean 'keep_rate'"]),
         (["--plugin", "attn_topk,noise"], ["did you mean 'attn_topk'"]),

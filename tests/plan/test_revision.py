@@ -119,6 +119,9 @@ def test_of_a_file_the_code_decides_and_of_what_it_imports(mine: Path, tmp_path:
         assert output.startswith(f"1 of {total} cells to run\nrun again: 1 cells of strategy mine: its file changed")
         assert to_do(out, str(mine)).startswith("0 of ")
     assert len(store.read(out)) == total
+    mine.rename(tmp_path / "twin.py")
+    changed(tmp_path / "twin.py", "0.5", "0.75")
+    assert "mine: its file is twin.py, and was mine.py\n" in to_do(out, str(tmp_path / "twin.py"))
 
 
 def test_an_installed_distribution_declares_its_revision(install: Callable[[str], Path], tmp_path: Path) -> None:

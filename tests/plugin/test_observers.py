@@ -13,6 +13,7 @@ import pytest
 from commands import call
 from measured import TINY
 from plugin_files import write_distribution
+from samples import SAMPLES
 
 import sparsebench
 from sparsebench.errors import UserError
@@ -187,7 +188,8 @@ def test_an_installed_observer_is_found_by_the_name_of_its_entry_point_and_by_it
         ("tensorbord", "did you mean 'tensorboard'"), ("attn_topk", "unknown observer"), ("", "a name is missing"),
         ("nowhere.py", "does not exist"), ("tensorboard:dri=x", "did you mean 'dir'"), ("own.py:file=a,b", "one value"),
         ("x" * 10_000, "unknown observer"), ("fails.py", "py: ZeroDivisionError"), ("opens.py", "RuntimeError: shut"),
-        ("returns.py", "must return a function"), ("tensorboard:dir=FILE/x", "cannot write to"),
+        ("returns.py", "must return a function"), (str(SAMPLES / "good.py"), "good.py brings no observer; write spar"),
+        ("tensorboard:dir=FILE/x", "cannot write to"),
         ("mlflow:uri=FILE/x", "cannot write to"), ("tensorboard:dir=" + "y" * 10_000, "cannot write to"),
         ("tensorboard:dir=a\0b", "cannot write to"), ("mlflow:uri=nonsense://x", "cannot be opened"),
     ],

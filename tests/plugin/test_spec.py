@@ -53,6 +53,8 @@ def test_a_name_and_its_parameters_are_read(text, positional, name, params):
         ("tuned:power=1,2,heads=3,power=4", None, "parameter 'power' is given twice"),
         ("", None, "a name is missing"), (":power=1", None, "a name is missing"), ("", "arch", "a name is missing"),
         (":vit_small", "arch", "a name is missing"),
+        *((f"dir/mine.py{rest}", None, "plugin file; got 'dir/mine.py.*'; allowed: FILE.py:param=value,param=value; or")
+          for rest in (":alpha", ":", ",alpha=1", ": alpha=1")),
         ("attn_topk:attention", None, "without a value; got 'attn_topk:attention'; allowed: NAME:param=value"),
     ],
 )  # fmt: skip
@@ -121,6 +123,7 @@ class Wanting(Strategy):
         *((Tuned, {key: value}, f"x: {key}")
           for key, value in (("power", "much"), ("heads", 2.5), ("mode", "min"), ("layers", "a+b"))),
         *((Composite, {key: float(value)}, f"x: {key}") for key in ("lr", "affine") for value in ("inf", "nan")),
+        (Tuned, {"power": "0.3:macs=0.5"}, "x: power: .*; got 0.3:macs=0.5; separate parameters by commas"),
         (Power, {}, "x: power has no default; give it one in its class"),
         (Own, {}, "x cannot be made: .*'own' set self.power.*, and no __init__"),
         (Wanting, {}, "x cannot be made: .*missing 1 required positional argument: 'power'.*, and no __init__"),

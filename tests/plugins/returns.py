@@ -18,9 +18,10 @@ class Flat(Strategy):
     """Returns (B,)."""
 
     name = "flat"
+    along: int = 1
 
     def scores(self, view: TokenView) -> Any:
-        return view.tokens.norm(dim=2).sum(dim=1)
+        return view.tokens.norm(dim=2).sum(dim=self.along)
 
 
 class Strange(Strategy):

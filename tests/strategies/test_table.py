@@ -113,8 +113,9 @@ def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(de
 SETS_REFUSE = {
     **dict.fromkeys(("tome", "pitome", "mctf", "atc", "dpc_knn", "diffrate", "vid_tldr", "tps", "ppt", "pru_merge",
                      "vision_zip"), "no sizes: tokens can be kept or removed, not fused, merged"),
-    **dict.fromkeys(("evit", "ats", "dynamic_vit", "a_vit", "tnt", "patch_merger", "token_learner", "sit", "sinkhorn",
-                     "diffrate_search"), "is learned, keeps another number of tokens of each sample"),
+    **dict.fromkeys(("dynamic_vit", "a_vit", "tnt", "patch_merger", "token_learner", "sit", "sinkhorn",
+                     "diffrate_search"), "is trained with the network: this model is trained by steps in closed form"),
+    "ats": "keeps another number of tokens of each sample", "evit": "changes the number of tokens while training",
     "idle_vit": "nothing after it", "downsample": "have no places", "radial": "without a grid",
     "fisher_mask": "shows no gradients", "patch_variance": "not made of pixels", "gradient_energy": "two pixels a side",
     "rep_shift": "needs branch",
