@@ -437,8 +437,8 @@ FEW = "theory:steps=4,test=4,tokens=20"
     ("plugin", "task", "options", "says"),
     [
         ("dynamic_vit", TASK, {"model": VIT, "where": "test"}, "must be trained with the network"),
-        pytest.param("dynamic_vit", FEW, {}, "learned, keeps another number", marks=pytest.mark.theory),
-        pytest.param("ats", FEW, {}, "learned, keeps another number", marks=pytest.mark.theory),
+        pytest.param("dynamic_vit", FEW, {}, "is trained with the network", marks=pytest.mark.theory),
+        pytest.param("ats", FEW, {}, "keeps another number of tokens", marks=pytest.mark.theory),
     ],
 )
 def test_where_it_cannot_be_learned_it_is_unsupported(
