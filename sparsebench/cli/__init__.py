@@ -84,7 +84,9 @@ for command in (
 
 def run_cli() -> None:
     """Start the command line. Warnings of the library go to standard error. The process ends even if threads hang."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:  # it was closed, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  to the end
         if isinstance(stream, io.TextIOWrapper):  # names that the encoding lacks must not be an error
             stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(50_000)  # most objects, modules and records, live until the end: collect garbage less often

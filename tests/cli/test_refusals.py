@@ -52,6 +52,11 @@ def test_a_full_standard_output_is_one_line() -> None:
     }
 
 
+def test_a_closed_standard_output_is_no_mistake() -> None:
+    done = shell(LIST, ">&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("words", [["list"], ["export", str(QUICK)]], ids=["list", "export"])
 def test_a_reader_that_has_enough_is_no_mistake(words: list[str]) -> None:
     done = shell(["sh", "-c", '"$@" | head -c 1', "sh", *LIST[:3], *words])
