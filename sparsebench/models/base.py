@@ -100,6 +100,10 @@ class Model(BaseModel):
         """Return the transform of pictures for its trained weights: canvas, crop, resize, filter, as far as known."""
         return {}
 
+    def patch_size(self) -> int | None:
+        """Return the side in pixels of its patches, for a task that takes its sizes from them; None if unknown."""
+        return None
+
     def first_model(self) -> Model:
         """Return the model for pre-training, if the task has pre-training."""
         return self

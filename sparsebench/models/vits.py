@@ -182,6 +182,13 @@ class Timm(_Deep):
         height, width = (self._dimensions and self._dimensions.size) or (None, None)
         return cut_of(self.arch) | ({"canvas": height if height == width else 0} if height else {})
 
+    def patch_size(self) -> int | None:
+        """See `Model.patch_size`; None for patches that are not square."""
+        from sparsebench.models.timm_models import meta_vit, published
+
+        height, width = meta_vit(self.arch, tuple(published(self.arch).input_size[1:]), 1).patch_embed.patch_size
+        return height if height == width else None
+
     def classes(self, locations: Locations) -> int | None:
         """See `Model.classes`; for a file's weights only known after `with_weights`."""
         from sparsebench.models.timm_models import published

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 WEIGHTS_SEED = 0
 OVERHEAD = 1e9
 """The fixed cost of a cell, as the MACs that a core computes in the same time."""
+FIT_IMAGES = 256
+"""The number of training images on which a strategy may fit, for a test of trained weights."""
 ANY_NETWORK = 1e8
 """The assumed MACs of an image if they are unknown before the network is built."""
 
@@ -90,7 +92,7 @@ def _settings(
     `names` are names of pictures in cells, by parameter. They replace the names of the located files.
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
-    for entry, changes in _entries(suite, request, registry):
+    for entry, changes in _entries(suite, request, registry, files):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
         own_blocks = None if request.model else suite.budget.blocks
@@ -98,12 +100,20 @@ def _settings(
         sets = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
         for params, pictures in product(combinations(entry.params, entry.sweep), sets):
             base, varied = {} if trained is None else trained.params, params | changes
-            task, places = _task(entry.name, base | varied | pictures, registry).locate()
+            task = _task(entry.name, base | varied | pictures, registry)
+            if not entry.tests_weights:  # otherwise its sizes may follow from the model
+                task.check()
+            task, places = task.locate()
             files.places.update(places)
             for bare in _models(task, trained or entry, request, files, registry):
                 model = bare.with_weights(files.places)
                 fitted = task.with_cut(model.cut())
+                if entry.tests_weights:
+                    fitted = fitted.with_patch(model.patch_size())
+                    fitted.check()
                 model.check(fitted)
+                if entry.tests_weights:
+                    _check_head(fitted, model, files.places)
                 if not task.trains:
                     fitted = _with_classes(fitted, model, files)
                 cost = closed_cost(fitted, model)
@@ -116,6 +126,7 @@ def _settings(
                 training = None
                 if trained is not None:
                     first = _task(entry.name, base | pictures, registry).with_cut(model.cut())
+                    first.check()
                     training = first, trained.n_train[0]
                 sizes, where, precision = _choices(task, model, entry, request, varied)
                 cell = _dense_cell(fitted, model, 0, 0, registry).model_copy(
@@ -127,8 +138,13 @@ def _settings(
                 )  # fmt: skip
 
 
-def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
-    """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters."""
+def _entries(
+    suite: Suite, request: Request, registry: Registry, files: Files
+) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters.
+
+    A new entry trains networks if the request says on how many samples. Otherwise it tests the user's trained weights.
+    """
     figures = sorted({entry.figure for entry in suite.task} - {""})
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
@@ -143,13 +159,30 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
         yield from ((entry, {}) for entry in of_suite)
     for spec in map(parse, request.tasks):
         entries = [entry for entry in of_suite if entry.name == spec.name and entry not in changed]
-        if not entries and registry.task(spec.name).trains and not request.n_train:
-            raise UserError(
-                f"suite '{suite.name}' trains no such network for task '{spec.name}'",
-                next_step="to train one, give the number of training samples with --n-train",
-            )
-        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
+        for entry in entries or [_new_entry(spec.name, suite, request, registry, bool(files.weights))]:
             yield from ((entry, params) for params in spec.combinations())
+
+
+def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, weights: bool) -> SuiteTask:
+    """Return an entry for a task that the suite does not have, or has for other networks.
+
+    Args:
+        name: the name of the task.
+        suite, request, registry: see `_entries`.
+        weights: whether the user gives files of trained weights.
+
+    Raises:
+        UserError: neither a training nor trained weights are requested.
+    """
+    if request.n_train or not registry.task(name).trains:
+        return SuiteTask(name=name, n_train=request.n_train or (0,))
+    if weights or request.pretrained:
+        return SuiteTask(name=name, n_train=(FIT_IMAGES,), track="frozen", seeds=1)
+    raise UserError(
+        f"suite '{suite.name}' trains no such network for task '{name}'",
+        next_step="to train one, give the number of training samples with --n-train; to test trained weights, give "
+        "--weights FILE",
+    )
 
 
 def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
@@ -161,7 +194,6 @@ def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
 
 def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
     task = fill(registry.task(name), params, f"task '{name}'")
-    task.check()
     if not isinstance(recipe := task.recipe(), Recipe):
         raise UserError(f"`recipe` of task '{name}' must return a sparsebench.Recipe", got=recipe)
     return task
@@ -188,7 +220,7 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
         starts = [{"pretrained": True}] if request.pretrained else starts
         key = {"weights_key": files.weights_key} if files.weights_key else {}
         starts = [starts[0] | {"weights": name} | key for name in networks_of(files)] or starts
-    if len(starts) > 1 and task.trains:
+    if len(starts) > 1 and task.trains and not entry.tests_weights:
         raise UserError(
             f"task '{task.name}' trains all networks from the same initial weights",
             got=f"{len(starts)} files of weights", allowed="one", next_step="run each file separately",
@@ -197,6 +229,11 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
         raise UserError(
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
             next_step="use another model, e.g. --model timm:NAME",
+        )
+    if entry.tests_weights and not starts[0]:
+        raise UserError(
+            f"task '{task.name}' tests trained weights here",
+            next_step="give --weights FILE.safetensors or --pretrained",
         )
     for params, start in product(variants, starts):
         yield fill(cls, params | start, f"model '{cls.name}'")
@@ -212,6 +249,16 @@ def _with_classes(task: Task, model: Model, files: Files) -> Task:
         raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
 
 
+def _check_head(task: Task, model: Model, locations: Locations) -> None:
+    """Raise UserError if the head of given weights has other classes than a task on which they are only tested."""
+    from sparsebench.models.timm_models import head_error
+
+    classes, head = task.known_classes(locations), model.classes(locations)
+    if classes is not None and head != len(classes):
+        owner = locations[weights].name if (weights := getattr(model, "weights", "")) else f"model '{model.name}'"
+        raise head_error(owner, f"a head of {head} classes" if head else "no head", len(classes))
+
+
 def _choices(
     task: Task, model: Model, entry: SuiteTask, request: Request, varied: dict[str, Any]
 ) -> tuple[tuple[int, ...], Where, Precision]:
@@ -222,7 +269,9 @@ def _choices(
             the network is already trained.
     """
     name, frozen = f"task '{task.name}'", entry.track == "frozen"
-    decided = {"canvas", "patch", "permuted", *getattr(task, "training", ())} - {"spuriosity"}
+    decided = {*getattr(task, "training", ())} - {"spuriosity"}
+    if entry.network:
+        decided |= {"canvas", "patch", "permuted"}
     if frozen and (wrong := sorted(decided & varied.keys())):
         raise UserError(
             f"{name} tests trained networks", got=f"{', '.join(wrong)}, set by training",
@@ -323,8 +372,10 @@ def _jobs(
     """
     strategy, registered, budget, part = contender
     task, model, dense = setting.task, setting.model, registry.strategy("dense")
-    init = _pretraining(task, model, registry, repetition)
-    if setting.training is not None:
+    init = None
+    if setting.cell.track == "scratch":
+        init = _pretraining(task, model, registry, repetition)
+    elif setting.training is not None:
         first, samples = setting.training
         init = _dense_cell(
             first, model, samples, repetition, registry, _pretraining(first, model, registry, repetition)

@@ -56,7 +56,8 @@ class SuiteTask(_Model):
         track: see `record.Track`. The tracks "frozen" and "tuned" start from trained networks.
         network: the suite whose task of the same name trains these networks, with its own parameters, model and
             n_train. This task's parameters change them for the test or the fine-tuning. Its n_train is the number of
-            images to fine-tune on, or for "frozen" the number of images that a strategy may fit on.
+            images to fine-tune on, or for "frozen" the number of images that a strategy may fit on. "" on the track
+            "frozen": the user gives trained weights of the model.
         gpu_precision: the precision of tests on a GPU, see `record.Cell`; on a CPU it is float32.
         figure: the figure of a paper that uses these cells, so that they can be run separately.
     """
@@ -79,12 +80,19 @@ class SuiteTask(_Model):
 
     @pydantic.model_validator(mode="after")
     def _has_a_network(self) -> Self:
-        """Check that `network` is given if and only if the track needs it, and that no model is given beside it."""
-        if (self.track == "scratch") != (self.network == ""):
-            raise ValueError("tracks frozen and tuned need network, a suite that trains; track scratch has no network")
+        """Check that `network` is given where the track needs it, and that no model is given beside it."""
+        if self.track == "scratch" and self.network:
+            raise ValueError("track scratch has no network")
+        if self.track == "tuned" and not self.network:
+            raise ValueError("track tuned needs network, a suite that trains")
         if self.network and (self.model or self.model_params or self.model_sweep):
             raise ValueError(f"the model of track {self.track} is its network's; leave model out")
         return self
+
+    @property
+    def tests_weights(self) -> bool:
+        """Whether it tests trained weights that the user gives."""
+        return self.track == "frozen" and not self.network
 
 
 def combinations(fixed: dict[str, Any], swept: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

@@ -126,7 +126,8 @@ class Cell(Value):
 
         With trained weights, the repetition seeds the random numbers of the strategy and the task's choice of pictures.
         """
-        if self.n_train or self.init is not None:
+        trains = self.n_train > 0 and self.track != "frozen"
+        if trains or self.init is not None:
             return ""
         weights, key, pretrained = (self.model.params.get(name) or "" for name in NETWORK)
         return f"{weights} {key}".strip() or (PRETRAINED if pretrained else "")

@@ -140,6 +140,11 @@ class Prepared:
     outcome: dict[str, float] | None
 
     @property
+    def is_trained(self) -> bool:
+        """Whether the network is trained already, so that the cell only tests it."""
+        return self.outcome is not None or bool(self.cell.network) or not self.task.trains
+
+    @property
     def recipe(self) -> Recipe:
         """The task's recipe."""
         return self.task.recipe()
@@ -179,6 +184,10 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         start = Start(initial)
     elif cell.init is None:
         start = model.start(network, task, context.setting.locations)
+        if cell.network and not start.head:
+            raise UserError(
+                f"the trained weights have no head for the {len(data.classes)} classes of task '{task.name}'"
+            )
     else:
         same_task = cell.track == "tuned" or cell.init.task == cell.task
         fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)

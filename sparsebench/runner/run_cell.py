@@ -200,7 +200,7 @@ def failure_of(error: BaseException, strategy: Strategy | None = None, plugins: 
 
 def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[str, float]:
     """Train a cell, unless it tests a trained network; return the outcome, see `Training.outcome`."""
-    if cell.outcome is not None or not cell.task.trains:
+    if cell.is_trained:
         return cell.outcome or {}
     _fit(cell, cell.in_training, context, result)
     recipe = cell.recipe
@@ -283,8 +283,7 @@ def _test(job: Job, cell: Prepared, outcome: dict[str, float], context: Context,
     _fit(cell, cell.in_test, context, result)
     execution = context.setting.execution
     key = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name
-    tests_only = cell.outcome is not None or not cell.task.trains
-    on_done = _reports(job, context, len(cell.test.labels)) if tests_only else None
+    on_done = _reports(job, context, len(cell.test.labels)) if cell.is_trained else None
     measure(result, cell, outcome, execution.batch, leaks=key not in context.trusted, on_done=on_done)
     context.trusted.add(key)
     if "images_per_s" in result.metrics:

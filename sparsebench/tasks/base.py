@@ -252,6 +252,14 @@ class Task(BaseModel):
         """Return the task with the settings that the model determines; `cut` is its transform, see `Model.cut`."""
         return self
 
+    def with_patch(self, patch: int | None) -> Task:
+        """Return the task with the sizes that follow from the patches of trained weights, where none are given.
+
+        Args:
+            patch: side of a patch in pixels; None if unknown.
+        """
+        return self
+
     def locate(self) -> tuple[Task, Mapping[str, Path]]:
         """Return the task with files named by content, and the paths of the files; see `Locations`."""
         return self, {}

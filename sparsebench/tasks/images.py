@@ -19,6 +19,7 @@ from sparsebench.tasks.sources.composites import (
     SCENES,
     Foregrounds,
     backgrounds,
+    classes_of,
     folder_pixels,
     foregrounds,
 )
@@ -31,6 +32,8 @@ LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
 """Parameters that do not change which pictures and backgrounds are drawn, only how they are shown or judged."""
 TURN, SCALE, SHEAR, MOVE = 0.26, 0.15, 0.15, 0.08
 """Largest changes of a foreground at affine=1: rotation in radians, log of the scale, shear, shift over the side."""
+CANVAS, FOREGROUND = 12, 4
+"""Sides of the image and of the foreground in patches, for trained weights whose patches determine the sizes."""
 RECIPE = tuple(field.name for field in fields(Recipe))
 
 
@@ -225,19 +228,26 @@ class ImageTask(PictureTask):
         names = [name for name in sizes if name.partition("-")[0] in (FOLDER, SCENES)]
         return [folder_pixels(name, sizes[name], path_of(name, locations))[1] for name in names]
 
+    def with_patch(self, patch: int | None) -> Task:
+        """See `Task.with_patch`: the canvas has 12 x 12 patches, and the foreground 4 x 4 of them."""
+        if patch is None:
+            return self
+        sizes = {"canvas": CANVAS * patch, "foreground": FOREGROUND * patch, "patch": patch}
+        return self.model_copy(update={name: size for name, size in sizes.items() if name not in self.model_fields_set})
+
     def pool(self, locations: Locations) -> Foregrounds:
         """Return the foregrounds."""
         self.check()
         return foregrounds(self.images, self.foreground, locations)
 
-    def pair(self, images: str, pool: Foregrounds) -> tuple[str, ...]:
+    def pair(self, images: str, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the two held-out classes: those given, the default of the source, or its first two classes."""
-        if strange := sorted(set(self.held_out) - set(pool.classes)):
-            raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=pool.classes)
+        if strange := sorted(set(self.held_out) - set(classes)):
+            raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=classes)
         if self.held_out:
             return self.held_out
         default = HELD_OUT.get(images, ("bird", "airplane"))
-        return default if set(default) <= set(pool.classes) else pool.classes[:2]
+        return default if set(default) <= set(classes) else classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
         """Return the generator of one split's draws; the parameters in `training` and LOOKS do not change it."""
@@ -309,6 +319,10 @@ class Composite(ImageTask):
         0.0, ge=0, le=1, description="test accuracy at which a training counts as successful; 0 for no criterion"
     )
 
+    def known_classes(self, locations: Locations) -> tuple[str, ...]:
+        """See `Task.known_classes`."""
+        return classes_of(self.images, locations)
+
     def class_count(self, labels: np.ndarray) -> int:
         """See `Task.class_count`: all classes of a known set."""
         return SETS[self.images].classes if self.images in SETS else super().class_count(labels)
@@ -347,7 +361,7 @@ class Plain(ImageTask):
         """See `Task.draw`."""
         pool = self.pool(locations)
         later = self.before or self.images
-        without = self.pair(later, foregrounds(later, self.foreground, locations))
+        without = self.pair(later, classes_of(later, locations))
         classes = tuple(name for name in pool.classes if name not in without)
         if len(classes) < 2:
             classes = pool.classes
@@ -373,10 +387,14 @@ class Spurious(ImageTask):
         """See `Task.class_count`."""
         return 2
 
+    def known_classes(self, locations: Locations) -> tuple[str, ...]:
+        """See `Task.known_classes`."""
+        return self.pair(self.images, classes_of(self.images, locations))
+
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
         pool = self.pool(locations)
-        classes = self.pair(self.images, pool)
+        classes = self.pair(self.images, pool.classes)
         source = backgrounds(self.backgrounds, self.canvas, locations)
         names = tuple(f"{name} on {kind}" for name in classes for kind in source.kinds)
 

@@ -66,10 +66,10 @@ def write_noise(root: Path, folders: Sequence[str], each: int = 7) -> Path:
     return root
 
 
-def write_random_weights(path: Path, arch: str = ARCH) -> Path:
+def write_random_weights(path: Path, arch: str = ARCH, classes: int = 1000, seed: int = 1) -> Path:
     """Write random weights of a timm model whose predictions differ between pictures."""
-    torch.manual_seed(1)
-    model = timm.create_model(arch)
+    torch.manual_seed(seed)
+    model = timm.create_model(arch, num_classes=classes)
     with torch.no_grad():
         model.head.weight.normal_()  # otherwise it predicts the same class for all pictures
     save_file(model.state_dict(), path)

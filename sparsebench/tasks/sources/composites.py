@@ -173,6 +173,20 @@ def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
     return _foregrounds(name, size, None if name == DIGITS else path_of(name, locations))
 
 
+def classes_of(name: str, locations: Locations) -> tuple[str, ...]:
+    """Return the classes of a source of foregrounds, without decoding its pictures.
+
+    Raises:
+        UserError: the source is not on this machine.
+    """
+    if name in (DIGITS, SVHN):
+        return tuple(map(str, range(10)))
+    root = path_of(name, locations)
+    if name in OFFICIAL:
+        return tuple(dataset(name, root, "test").classes)
+    return tuple(sorted({path.split("/")[1] for path in contents_of(name, root).pictures if in_a_class(path)}))
+
+
 def folder_pixels(name: str, size: int, root: Path) -> tuple[list[str], cache.Pixels]:
     """Return the sorted paths of the pictures in a user's folder, and their (n, 3, size, size) pixels.
 
