@@ -452,7 +452,7 @@ def main(unreleased: bool) -> None:
             elif part == "strategies":
                 rows[name] = row_of(classes[name], row["draw"])
     PATH.write_text(text_of(now), encoding="utf-8")
-    print("\n".join(outdated) or "nothing changed")  # noqa: T201 - a program
+    print("\n".join(outdated) or "nothing changed")
 
 
 if __name__ == "__main__":
