@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparsebench import seeds
 from sparsebench.deploy.sparse_model import SparseModel, describe
 from sparsebench.errors import UserError, one_line
-from sparsebench.measure.counts import stages
+from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
@@ -95,7 +95,7 @@ def apply(
         _check_strategy(instance, learned, images, labels)
         network.check(instance)
         if budget is None:  # all tokens as upper bounds, wherever it acts
-            blocks = stages(FULL, instance.traits(), network.cost.depth)
+            blocks = TokenSchedule(FULL, instance.traits(), network.cost).blocks
             amount = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
             amount = fit_budget(budget, instance, None, network.cost)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projections_for
-from sparsebench.measure.counts import budget_traits, rate_of, spending
+from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.strategy.budget import Budget
@@ -61,8 +61,9 @@ class Actor:
     """A strategy with its token counts for one network.
 
     Attributes:
+        schedule: the schedule of the token counts.
         keep: the requested token count after each block in which the strategy acts.
-        shares, scaled: for these blocks, see `counts.Spending`.
+        shares, scaled: for these blocks, see `schedule.BlockCounts`.
         planned: the steps for the requested token counts; calibration (`spend`) does not change them.
         bounds: whether counts are upper bounds of an adaptive strategy, which then acts even if all tokens may stay.
         more: additional blocks in which it acts in training, see `Strategy.training_blocks`.
@@ -90,8 +91,7 @@ class Actor:
             raise StrategyError(f"'{strategy.name}' needs the relevance mask but is not an oracle")
         self.spend(budget)
         self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
-        traits = budget_traits(budget, cost, self.traits)._replace(scaled=self.scaled)
-        self.planned = cost.steps(traits, tuple(self.keep), tuple(self.keep.values()))
+        self.planned = self.schedule.steps
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
             raise StrategyError(f"'{strategy.name}': training_blocks must be 0 to {self.depth - 1}, got {self.more}")
@@ -102,8 +102,8 @@ class Actor:
 
     def spend(self, budget: Budget) -> None:
         """Use the token counts of this budget. The requested budget and the planned steps do not change."""
-        self._spending = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
-        self.keep, self.shares, self.scaled = spending(*self._spending)
+        self.schedule = TokenSchedule(budget, self.traits, self.cost)
+        self.keep, self.shares, self.scaled = self.schedule.at(1.0)
 
     def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
         """Return `keep` and `scaled` when the share `done` of the training is done, see `Strategy.ramp`."""
@@ -111,8 +111,8 @@ class Actor:
             return self.keep, self.scaled
         if not 0 <= ramp <= 1:
             raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {ramp}")
-        keep, _, scaled = spending(*self._spending, ramp)
-        return keep, scaled
+        counts = self.schedule.at(ramp)
+        return counts.keep, counts.scaled
 
     @property
     def acts(self) -> bool:

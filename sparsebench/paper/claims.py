@@ -22,7 +22,7 @@ from sparsebench.board.judge import Ranking
 from sparsebench.board.tables import ALL, Choice, Report, Table
 from sparsebench.errors import UnsupportedError, UserError, reason_of, unknown
 from sparsebench.measure.cost import Step, VitCost
-from sparsebench.measure.counts import check_fits, counts_at, solve, stages
+from sparsebench.measure.schedule import TokenSchedule, counts_at
 from sparsebench.plan.contenders import fit_budget, settings_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy, Traits
@@ -256,9 +256,8 @@ def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting 
         return None, f"what {strategy.name} costs is known when it has seen images"
     if not strategy.budgeted:
         return _Setting(cost, strategy, budget), ""
-    traits = strategy.traits()
-    blocks = stages(budget, traits, cost.depth)
-    return _Setting(cost, strategy, budget, dict(zip(blocks, solve(budget, cost, traits), strict=True))), ""
+    schedule = TokenSchedule(budget, strategy.traits(), cost)
+    return _Setting(cost, strategy, budget, dict(zip(schedule.blocks, schedule.counts, strict=True))), ""
 
 
 def _places_of(claim: Claim, cost: VitCost) -> dict[int, int]:
@@ -270,7 +269,7 @@ def _places_of(claim: Claim, cost: VitCost) -> dict[int, int]:
     if not claim.counts:
         return {}
     budget = fill(Budget, {"counts": claim.counts, "blocks": claim.blocks}, "the stated counts")
-    check_fits(budget, Traits("attention"), cost.tokens, cost.depth)
+    TokenSchedule(budget, Traits("attention"), cost)  # raises if the network cannot have them
     return dict(zip(claim.blocks, claim.counts, strict=True))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
-from sparsebench.measure.counts import check_fits, first_block, schedule_of, solve, stages
+from sparsebench.measure.schedule import TokenSchedule, first_block, kind_of
 from sparsebench.models.base import Model
 from sparsebench.plan.request import Request, Suite, SuiteTask
 from sparsebench.plugin.registry import PluginClass, Registry
@@ -85,14 +85,14 @@ def fit_budget(
     if not strategy.budgeted:
         return budget
     traits, inside = strategy.traits(), strategy.site != "input"
-    schedule, deep = schedule_of(budget, traits), cost is not None and cost.depth > 1
+    kind, deep = kind_of(budget, traits), cost is not None and cost.depth > 1
     if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
             allowed="macs or keep_rate, without schedule or blocks",
             next_step="or use a strategy of site attention or block",
         )  # fmt: skip
-    if "gamma" in budget.model_fields_set and schedule != "late":
+    if "gamma" in budget.model_fields_set and kind != "late":
         raise UserError(
             f"gamma is for the late schedule, which '{strategy.name}' does not have here",
             got=f"gamma={budget.gamma:g}",
@@ -104,11 +104,11 @@ def fit_budget(
         return budget
     blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits))
     if blocks and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(blocks)):
-        usual = stages(budget, traits, cost.depth) if cost and deep and budget.counts is None else None
-        if schedule == "stages" or (deep and blocks != usual):
+        usual = TokenSchedule(budget, traits, cost).blocks if cost and deep and budget.counts is None else None
+        if kind == "stages" or (deep and blocks != usual):
             budget = budget.model_copy(update={"blocks": blocks})
     if cost and deep:
-        check_fits(budget, traits, cost.tokens, cost.depth)
+        TokenSchedule(budget, traits, cost)  # raises if the budget does not fit
         traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # raises if parameters do not fit the network
     return budget
 
@@ -171,8 +171,8 @@ def testable(
             return False
         if not strategy.budgeted or cost is None:
             return True
-        traits = strategy.traits()
-        steps = cost.steps(traits, stages(budget, traits, cost.depth), solve(budget, cost, traits))
+        schedule = TokenSchedule(budget, strategy.traits(), cost)
+        steps = cost.steps(schedule.traits, schedule.blocks, schedule.counts)
         return cost.macs(steps) <= cost.macs(cost.dense())
 
     names = {contender[3].name for contender in contenders if can(*contender)}

@@ -1,4 +1,4 @@
-"""Budgets, as users and suites write them; `sparsebench.measure.counts` turns them into token counts."""
+"""Budgets, as users and suites write them; `sparsebench.measure.schedule` turns them into token counts."""
 
 from __future__ import annotations
 

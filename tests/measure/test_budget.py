@@ -11,7 +11,7 @@ from token_sets import SetCost
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, VitCost
-from sparsebench.measure.counts import cap_counts, check_fits, counts_at, rate_of, solve, spending, stages
+from sparsebench.measure.schedule import TokenSchedule, cap_counts, counts_at
 from sparsebench.strategy.base import Traits
 from sparsebench.strategy.budget import FULL, Budget, amount_of
 
@@ -80,7 +80,8 @@ def test_the_amount_of_a_label_is_without_where_tokens_leave(budget, amount):
     ],
 )  # fmt: skip
 def test_stages_follow_each_quarter_of_the_depth_unless_others_are_given(site, depth, given_, blocks):
-    assert stages(Budget(macs=0.5, blocks=given_), Traits(site), depth) == blocks
+    cost = replace(VIT, blocks=(BLOCK,) * depth)
+    assert TokenSchedule(Budget(macs=0.5, blocks=given_), Traits(site), cost).blocks == blocks
 
 
 def ratios(cost, site, blocks, needs):
@@ -101,8 +102,8 @@ ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block"
 @settings(max_examples=12, deadline=None)
 def test_one_stage_has_the_count_nearest_to_the_target(cost, site, blocks, needs, target):
     """If the scores cost more than the removed tokens save, all tokens are kept."""
-    result = ratios(cost, site, stages(Budget(macs=0.5, blocks=blocks), Traits(site), cost.depth), needs)
-    (count,) = solve(Budget(macs=target, blocks=blocks), cost, Traits(site, needs))
+    result = ratios(cost, site, TokenSchedule(Budget(macs=0.5, blocks=blocks), Traits(site), cost).blocks, needs)
+    (count,) = TokenSchedule(Budget(macs=target, blocks=blocks), Traits(site, needs), cost).counts
     assert abs(result[count] - target) <= min(abs(ratio - target) for ratio in result.values()) + 1e-12
 
 
@@ -114,7 +115,7 @@ def test_several_stages_share_the_rate_nearest_to_the_target(target):
     def distance(counts):
         return abs(VIT.macs(VIT.steps(Traits("attention", needs), blocks, counts)) / dense - target)
 
-    counts = solve(Budget(macs=target), VIT, Traits("attention", needs))
+    counts = TokenSchedule(Budget(macs=target), Traits("attention", needs), VIT).counts
     every = {counts_at(k / 5000, "power-floor", 64, 3) for k in range(1, 5001)}
     assert min(max(abs(a - b) for a, b in zip(counts, other, strict=True)) for other in every) <= 1
     assert distance(counts) <= min(map(distance, every)) + 1e-12
@@ -134,7 +135,7 @@ HALVES = Budget(keep_rate=0.5, convention="compound-ceil")
     ],
 )
 def test_a_keep_rate_is_taken_as_it_is_and_all_the_macs_keep_all_tokens(budget, cost, site, needs, counts):
-    assert solve(budget, cost, Traits(site, needs)) == counts
+    assert TokenSchedule(budget, Traits(site, needs), cost).counts == counts
 
 
 @given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
@@ -180,18 +181,18 @@ DEEP = VitCost(tokens=196, prefix=1, class_rows=1, embed=1, head=1, blocks=(BLOC
     ids=lambda value: value.label if isinstance(value, Budget) else "",
 )
 def test_amounts_per_block_give_their_counts(budget, counts):
-    assert solve(budget, DEEP, ATTENTION) == counts
+    assert TokenSchedule(budget, ATTENTION, DEEP).counts == counts
     again = Budget.model_validate_json(budget.model_dump_json())
-    assert again == budget and solve(again, DEEP, ATTENTION) == counts
+    assert again == budget and TokenSchedule(again, ATTENTION, DEEP).counts == counts
 
 
 @pytest.mark.parametrize("schedule", ["stages", "every", "late"])
 def test_blocks_hold_with_every_schedule(schedule):
     budget = Budget(keep_rate=0.5, schedule=schedule, blocks=(3, 4, 11))
-    assert stages(budget, ATTENTION, 12) == (3, 4, 11)
-    counts = solve(budget, DEEP, Traits("attention", ("tokens",)))
+    schedule_of_budget = TokenSchedule(budget, Traits("attention", ("tokens",)), DEEP)
+    assert schedule_of_budget.blocks == (3, 4, 11)
     expected = {"stages": (98, 49, 24), "every": (164, 131, 98), "late": (188, 175, 98)}
-    assert counts == expected[schedule]
+    assert schedule_of_budget.counts == expected[schedule]
 
 
 @pytest.mark.parametrize(
@@ -237,14 +238,15 @@ def test_a_budget_that_contradicts_itself_is_a_user_error(given_, message):
 )
 def test_a_budget_for_another_network_is_a_user_error(budget, message):
     with pytest.raises(UserError, match=message):
-        check_fits(budget, ATTENTION, 196, 12)
+        TokenSchedule(budget, ATTENTION, DEEP)
 
 
 @given(rate=RATES.map(float), tokens=st.integers(2, 200), convention=st.sampled_from(CONVENTIONS))
 def test_a_single_fused_token_is_scaled(rate, tokens, convention):
     traits = Traits("attention", ("tokens", "attention"), fuses=True)
     budget = Budget(keep_rate=rate, convention=convention, blocks=(0, 1))
-    scaled, before = spending(budget, rate, replace(DEEP, tokens=tokens), traits).scaled, tokens
+    scaled = TokenSchedule(budget, traits, replace(DEEP, tokens=tokens)).at(1.0).scaled
+    before = tokens
     for block in (0, 1):
         kept = math.ceil(rate * before)
         assert (block in scaled) == (convention == "compound-ceil" and kept == before - 1)
@@ -260,13 +262,14 @@ def test_a_single_fused_token_is_scaled(rate, tokens, convention):
     ],
 )
 def test_on_the_way_to_the_budget_fewer_tokens_leave(budget, ramp, counts):
-    assert (*spending(budget, budget.keep_rate, DEEP, Traits("attention", ("tokens",)), ramp).keep.values(),) == counts
+    keep = TokenSchedule(budget, Traits("attention", ("tokens",)), DEEP).at(ramp).keep
+    assert tuple(keep.values()) == counts
 
 
 @pytest.mark.parametrize("budget", [Budget(keep_rate=0.7), Budget(keep_rate=0.7, blocks=(1, 2)), Budget(macs=0.6)])
 def test_the_requested_share_is_the_rate_before_rounding(budget):
-    rate = rate_of(budget, VIT, Traits("block", ()))
-    keep, shares, _ = spending(budget, rate, VIT, Traits("block", ()))
-    assert (*shares.values(),) == tuple(rate**s for s in range(1, 1 + len(keep)))
-    every = spending(budget.model_copy(update={"schedule": "every"}), rate, VIT, Traits("block", ()))
+    schedule = TokenSchedule(budget, Traits("block", ()), VIT)
+    shares = schedule.at(1.0).shares
+    assert tuple(shares.values()) == tuple(schedule.rate**s for s in range(1, 1 + len(shares)))
+    every = TokenSchedule(budget.model_copy(update={"schedule": "every"}), Traits("block", ()), VIT).at(1.0)
     assert every.shares == {block: k / 64 for block, k in every.keep.items()}

@@ -10,7 +10,7 @@ from sparsebench_plugins.a_vit import AViT
 from tiny import B, N, act, images, vit
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.measure.counts import solve
+from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill
@@ -114,7 +114,7 @@ def test_the_prior_is_centred_at_three_quarters_of_the_layers():
 
 def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
     network = vit()
-    counts = solve(Budget(keep_rate=0.3), network.cost, AViT().traits())
+    counts = TokenSchedule(Budget(keep_rate=0.3), AViT().traits(), network.cost).counts
     whole = sum(counts) / N
     assert counts[-1] < counts[0] and 1 < whole < L
     losses = [loss_of(target, network, rate=0.3) for target in ("budget", whole, whole + 0.5)]

@@ -8,7 +8,7 @@ from merging import view
 from sparsebench_plugins.ats import ATS
 from tiny import B, N, act, images, vit
 
-from sparsebench.measure.counts import stages
+from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.training.fit import calibrate
@@ -99,10 +99,14 @@ def test_with_all_tokens_as_upper_bounds_it_acts_as_published_and_at_a_full_budg
     ("depth", "blocks"), [(12, tuple(range(3, 12))), (24, tuple(range(6, 24))), (3, (1, 2)), (2, (0, 1))]
 )
 def test_it_acts_from_a_quarter_of_the_depth_on_unless_blocks_are_named(depth, blocks):
-    traits = ATS().traits()
-    assert stages(Budget(macs=0.5), traits, depth) == blocks
-    assert stages(Budget(macs=0.5, blocks=(0, 1)), traits, depth) == (0, 1)
-    assert stages(Budget(counts=(4,) * depth), traits, depth) == tuple(range(depth))
+    traits, cost = ATS().traits(), vit(depth=depth).cost
+
+    def acts_in(budget):
+        return TokenSchedule(budget, traits, cost).blocks
+
+    assert acts_in(Budget(macs=0.5)) == blocks
+    assert acts_in(Budget(macs=0.5, blocks=(0, 1))) == (0, 1)
+    assert acts_in(Budget(counts=(4,) * depth)) == tuple(range(depth))
 
 
 def test_asked_for_more_than_it_spends_it_is_given_all_tokens():

@@ -11,7 +11,7 @@ from tiny import SHIPPED
 
 from sparsebench.cli import main
 from sparsebench.measure.cost import VitCost
-from sparsebench.measure.counts import solve, stages
+from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
@@ -41,9 +41,8 @@ def typed(words: str, model: str = "timm:deit_small_patch16_224"):
 
 def counts_of(words: str) -> dict[int, int]:
     strategy, budget = typed(words)
-    traits = strategy.traits()
-    blocks = stages(budget, traits, 12)
-    return dict(zip(blocks, solve(budget, deit_small(), traits), strict=True))
+    schedule = TokenSchedule(budget, strategy.traits(), deit_small())
+    return dict(zip(schedule.blocks, schedule.counts, strict=True))
 
 
 def gmacs_of(words: str) -> list[float]:

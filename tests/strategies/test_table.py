@@ -11,7 +11,7 @@ from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
-from sparsebench.measure.counts import budget_traits, schedule_of, solve, stages
+from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import DISPOSALS
@@ -71,13 +71,14 @@ def relevance():
 def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_and_in_a_batch(network, cls, disposal, schedule):
     strategy, mask = cls(disposal=disposal), relevance()
     budget = Budget(keep_rate=0.4, schedule=schedule)
-    counts = solve(budget, network.cost, strategy.traits())
+    schedule_of_budget = TokenSchedule(budget, strategy.traits(), network.cost)
+    counts = schedule_of_budget.counts
     if cls.name in NO_PLACE and disposal == "squeeze":
         with pytest.raises(UnsupportedError, match="no place"):
             act(strategy, network, images(), mask, 0.4, schedule=schedule)
         return
     acting, out = act(strategy, network, images(), mask, 0.4, schedule=schedule)
-    at = dict(zip(stages(budget, strategy.traits(), 4), counts, strict=True))
+    at = dict(zip(schedule_of_budget.blocks, counts, strict=True))
     realised = {d.block: d.after.shape[1] for d in acting.decisions}
     assert counts[-1] < N
     if not strategy.adaptive:
@@ -99,9 +100,9 @@ def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(de
 
     def share(amount):
         budget = Budget(macs=amount, schedule=None if traits.site == "input" else schedule)
-        assert schedule_of(budget, traits) == (traits.schedule if traits.site == "input" else schedule)
-        counts, own = solve(budget, deit_small, traits), budget_traits(budget, deit_small, traits)
-        return deit_small.macs(deit_small.steps(own, stages(budget, traits, 12), counts)) / dense
+        planned = TokenSchedule(budget, traits, deit_small)
+        assert planned.kind == (traits.schedule if traits.site == "input" else schedule)
+        return planned.macs / dense
 
     for target in TARGETS:
         if nearest := OUT_OF_REACH.get((cls.name, schedule, target)):

@@ -1,0 +1,305 @@
+"""Convert a budget into a schedule: the blocks in which tokens are removed, and the tokens that stay after each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.measure.cost import CostModel, Step
+from sparsebench.strategy.base import Traits
+from sparsebench.strategy.budget import Budget, Convention, Schedule
+
+TINY = 1e-9
+"""Added before rounding down: floor(0.7 * 10) could otherwise be 6, as the product may be 6.999..."""
+HALVINGS = 50
+"""Steps of the bisection for a keep rate."""
+
+
+class BlockCounts(NamedTuple):
+    """Token counts of a schedule, by the blocks in which the strategy acts.
+
+    Attributes:
+        keep: the token count after each block.
+        shares: the requested share of the initial tokens after each block: r^s, or K / N without a keep rate.
+        scaled: the blocks in which only one token is fused: the token count does not change, and this token is
+            multiplied by its weight.
+    """
+
+    keep: dict[int, int]
+    shares: dict[int, float]
+    scaled: frozenset[int]
+
+
+class TokenSchedule:
+    """The schedule of a strategy with a budget on a network.
+
+    Blocks and given counts are checked when it is made. Counts for a share of the MACs are computed when they are first
+    needed.
+
+    Args:
+        budget: the budget.
+        traits: the properties of the strategy.
+        cost: the cost model of the network, with its numbers of tokens and blocks.
+
+    Attributes:
+        kind: how tokens leave: "stages", "every" or "late".
+        blocks: the blocks in which the strategy acts.
+
+    Raises:
+        UnsupportedError: there are counts for several blocks, but the network has one block or fewer tokens.
+        UserError: the network does not have these blocks, or the counts do not fit blocks, tokens or strategy.
+    """
+
+    def __init__(self, budget: Budget, traits: Traits, cost: CostModel):
+        self.budget, self.traits, self.cost = budget, traits, cost
+        self.kind = kind_of(budget, traits)
+        self.blocks = self._blocks()
+        self._check_blocks()
+        self._check_counts()
+
+    def _blocks(self) -> tuple[int, ...]:
+        """Return block 0 for the input, else the budget's blocks, else those of the kind of schedule.
+
+        The default stages are the blocks round(depth s / 4), s = 1..3: blocks 3, 6, 9 of 12, as in published methods.
+        """
+        budget, depth, start = self.budget, self.cost.depth, first_block(self.traits)
+        if self.traits.site == "input" or depth == 1:
+            return (0,)
+        if budget.blocks is not None:
+            return budget.blocks
+        if self.kind == "stages":
+            quarters = (round(depth * s / 4) for s in (1, 2, 3))
+            return tuple(sorted({max(start, min(depth - 1, block)) for block in quarters}))
+        if budget.counts is not None and len(budget.counts) == depth:
+            return tuple(range(depth))
+        first = min(round(self.traits.first * depth), depth - 1)
+        return tuple(range(max(start, first), depth))
+
+    def _check_blocks(self) -> None:
+        depth, start, counts = self.cost.depth, first_block(self.traits), self.budget.counts
+        if self.blocks[-1] >= depth or (self.blocks[0] < start and depth > 1):
+            raise UserError(
+                "budget blocks",
+                got="+".join(map(str, self.blocks)),
+                allowed=f"{start} to {depth - 1} for this model",
+                next_step="choose from these; a strategy that reads the attention of the previous block begins in "
+                "block 1",
+            )
+        if counts is None:
+            return
+        if len(counts) > 1 and depth == 1:
+            raise UnsupportedError(f"{len(counts)} token counts are for a network of several blocks; this has one")
+        if len(counts) != len(self.blocks):
+            raise UserError(
+                "token counts (counts)",
+                got=f"{len(counts)} of them",
+                allowed=f"{len(self.blocks)}, one for each block in which tokens are removed",
+                next_step="name the blocks, as in blocks=3+6+9",
+            )
+
+    def _check_counts(self) -> None:
+        counts, tokens = self.budget.counts, self.cost.tokens
+        if counts is None:
+            return
+        if counts[0] > tokens:
+            error = UserError("token counts (counts)", got=counts[0], allowed=f"{tokens} at most, the model's patches")
+            raise error if self.cost.depth > 1 else UnsupportedError(str(error))
+        for before, after in pairwise((tokens, *counts)):
+            removable = math.floor(self.traits.most * before + TINY)
+            if before - after > removable:
+                raise UserError(
+                    f"token counts (counts): this strategy can remove at most {removable} of {before} tokens at once",
+                    got=after,
+                    allowed=f"{before - removable} or more",
+                )
+
+    @property
+    def staged(self) -> bool:
+        """Whether each block keeps the same share of its tokens."""
+        return self.kind == "stages" or self.traits.site == "input" or self.cost.depth == 1
+
+    @cached_property
+    def rate(self) -> float | None:
+        """The keep rate of the budget, or the one with the closest MACs; None for amounts per block and counts.
+
+        A share of the MACs is found by bisection. One keep rate gives the counts of all blocks. If every block removes
+        tokens, the rate for few MACs may be so small that it requests more removals than there are tokens.
+        """
+        target = self.budget.macs
+        if target is None:
+            return self.budget.keep_rate
+        if target == 1.0:
+            return 1.0
+        dense = self.cost.macs(self.cost.dense())
+
+        @cache  # most of the rates have the same counts
+        def share(counts: tuple[int, ...]) -> float:
+            return self.cost.macs(self.cost.steps(self._counted_traits, self.blocks, counts)) / dense
+
+        def share_at(rate: float) -> float:
+            return share(self.counts_at(rate))
+
+        low, high = 1e-6, 1.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if share_at(middle) <= target:
+                low = middle
+            else:
+                high = middle
+        return min((low, high, 1.0), key=lambda rate: abs(share_at(rate) - target))
+
+    @cached_property
+    def _counted_traits(self) -> Traits:
+        """The traits for planning: without the strategy's own products if they cost all that is saved.
+
+        If even the fewest tokens cost as much as the dense network, the closest to any share of the MACs would be to
+        keep all tokens. Then own products do not count for the budget, but for the realised MACs; a board shows the
+        difference.
+        """
+        if self.budget.macs is None:
+            return self.traits
+        fewest = cap_counts((1,) * len(self.blocks), self.cost.tokens, self.traits.most, later=True)
+        steps = self.cost.steps(self.traits, self.blocks, fewest)
+        saves = self.cost.macs(steps) < self.cost.macs(self.cost.dense())
+        return self.traits if saves else self.traits._replace(own_macs=lambda place: 0.0)
+
+    def counts_at(self, rate: float) -> tuple[int, ...]:
+        """Return the token count after each block at a keep rate."""
+        budget, tokens = self.budget, self.cost.tokens
+        if self.staged:
+            counts = counts_at(rate, budget.convention, tokens, len(self.blocks), self.traits.fuses)
+        else:
+            # For small budgets, more removals are requested than there are tokens; the last blocks then have one token.
+            removed = (1 - rate if budget.macs is None else 1 / rate - 1) * tokens
+            gamma = budget.gamma if self.kind == "late" else 0.0
+            counts = spread(removed, tokens, self.blocks, self.cost.depth, gamma)
+        # A keep rate has the meaning of published methods. A share of the MACs is found by bisection, so the MACs must
+        # increase with the rate. They would not if tokens that one stage cannot remove stayed for good.
+        return cap_counts(counts, tokens, self.traits.most, later=budget.macs is not None)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The token count after each block."""
+        return self._amounts() if self.rate is None else self.counts_at(self.rate)
+
+    def _amounts(self) -> tuple[int, ...]:
+        """Return the counts of a budget with an amount per block.
+
+        Each block removes the requested number of tokens, or as many as possible.
+        """
+        counts = [self.cost.tokens]
+        for place in range(len(self.blocks)):
+            before = counts[-1]
+            removed = min(self._amount(place, before), math.floor(self.traits.most * before + TINY))
+            counts.append(max(1, before - removed))
+        return tuple(counts[1:])
+
+    def _amount(self, place: int, tokens: int) -> int:
+        """Return how many of `tokens` tokens leave in the block number `place` in which the strategy acts."""
+        budget = self.budget
+        if budget.counts is not None:
+            return tokens - min(tokens, budget.counts[place])
+        if budget.ratio is not None:
+            return math.floor(tokens - budget.ratio * tokens)
+        if isinstance(budget.per_block, str):
+            first, last = map(int, budget.per_block.split(".."))
+            return int(first + (last - first) / max(1, len(self.blocks) - 1) * place)
+        return budget.per_block or 0
+
+    def at(self, ramp: float) -> BlockCounts:
+        """Return the token counts between all tokens, ramp 0, and those of the budget, ramp 1; see `Strategy.ramp`."""
+        tokens, rate = self.cost.tokens, self.rate
+        if rate is None:
+            counts = tuple(tokens - math.floor((tokens - count) * ramp) for count in self.counts)
+        else:
+            rate = rate if ramp == 1 else 1 - (1 - rate) * ramp
+            counts = self.counts_at(rate)
+        if rate is None or self.kind != "stages":
+            shares = [count / tokens for count in counts]
+        else:
+            shares = [rate**stage for stage in range(1, len(counts) + 1)]
+        keep = dict(zip(self.blocks, counts, strict=True))
+        return BlockCounts(keep, dict(zip(self.blocks, shares, strict=True)), self._scaled(rate))
+
+    def _scaled(self, rate: float | None) -> frozenset[int]:
+        """Return the blocks in which only one token is fused at a keep rate, see `BlockCounts`."""
+        adds_fused = self.traits.fuses and self.budget.convention == "compound-ceil"
+        if rate is None or self.kind != "stages" or not adds_fused:
+            return frozenset()
+        tokens = self.cost.tokens
+        counts = counts_at(rate, self.budget.convention, tokens, len(self.blocks), fuses=True)
+        pairs = pairwise((tokens, *counts))
+        return frozenset(
+            block
+            for block, (before, after) in zip(self.blocks, pairs, strict=True)
+            if before == after > math.ceil(rate * before)
+        )
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The planned steps of all blocks of the network."""
+        traits = self._counted_traits._replace(scaled=self._scaled(self.rate))
+        return self.cost.steps(traits, self.blocks, self.counts)
+
+    @property
+    def macs(self) -> float:
+        """The planned MACs of one image."""
+        return self.cost.macs(self.steps)
+
+
+def kind_of(budget: Budget, traits: Traits) -> Schedule:
+    """Return the budget's kind of schedule, else "every" for amounts per block, else the strategy's default."""
+    if budget.schedule is not None:
+        return budget.schedule
+    per_block = budget.per_block is not None or budget.ratio is not None or budget.counts is not None
+    return "every" if per_block else traits.schedule
+
+
+def first_block(traits: Traits) -> int:
+    """Return the first block in which a strategy can act: 1 if it reads the attention of the previous block."""
+    return int("previous_attention" in traits.needs)
+
+
+def counts_at(rate: float, convention: Convention, tokens: int, number: int, fuses: bool = False) -> tuple[int, ...]:
+    """Return the token counts after each of `number` stages, at least 1.
+
+    With "compound-ceil" a fused token is added: K_s = ceil(r K_(s-1)) + 1, as in EViT. As there, the floating-point
+    product is rounded up: 0.07 * 100 gives 8.
+    """
+    if convention == "power-floor":
+        return tuple(max(1, math.floor(rate**s * tokens + TINY)) for s in range(1, number + 1))
+    counts = [tokens]
+    for _ in range(number):
+        counts.append(min(counts[-1], max(1, math.ceil(rate * counts[-1])) + fuses))
+    return tuple(counts[1:])
+
+
+def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
+    """Return the token counts after each block. Removals add up to `removed`, in proportion to ((l + 1) / depth)^gamma.
+
+    >>> spread(120, 196, blocks=(3, 6, 9), depth=12, gamma=0.0)
+    (156, 116, 76)
+    """
+    weights = [((block + 1) / depth) ** gamma for block in blocks]
+    total, gone, counts = sum(weights), 0.0, []
+    for weight in weights:
+        gone += removed * weight / total
+        counts.append(max(1, tokens - math.floor(gone + TINY)))
+    return tuple(counts)
+
+
+def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
+    """Return the counts if at most the share `most` of the tokens can be removed at once.
+
+    Each stage removes the requested number of tokens, or as many as possible. With `later`, the remaining ones are
+    removed in the next stages in which this is possible; otherwise they stay.
+    """
+    capped = [tokens]
+    for before, after in pairwise([tokens, *counts]):
+        removed = (capped[-1] if later else before) - after
+        capped.append(capped[-1] - min(removed, math.floor(most * capped[-1] + TINY)))
+    return tuple(capped[1:])
