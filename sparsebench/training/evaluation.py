@@ -149,45 +149,78 @@ def _evaluate(
     on_done: Callable[[int], None],
 ) -> Evaluation:
     network.module.eval()
-    out, seen, steps, macs, times, done = defaultdict[str, list[Tensor]](list), [], [], [], [], 0
-    N, device = network.cost.tokens, samples.labels.device
+    outcomes = _Outcomes(network, samples, recipe, choices)
+    marks: list[tuple[Any, Any]] = []
+    done = 0
     for rows, inputs in samples.batches(batch):
-        start = _mark(device)
+        start = _mark(samples.labels.device)
         acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
         outputs = outputs_of(network, inputs, acting)
-        times.append((start, _mark(device)))
-        if samples.absent is not None:
-            outputs = outputs.masked_fill(samples.absent, -torch.inf)
-        out["predicted"].append(predictions(recipe, outputs))
-        out["losses"].append(losses(recipe, outputs, samples.labels[rows]).float())
-        out["ranks"].append(ranks(recipe, outputs, samples.labels[rows]))
-        if recipe.loss == "cross-entropy":
-            out["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
+        marks.append((start, _mark(samples.labels.device)))
+        outcomes.add(rows, outputs, acting)
+        done += len(rows)
+        on_done(done)
+    full_batches = done // batch
+    seconds = [_seconds(*pair) for pair in marks[1:full_batches]]
+    return outcomes.evaluation(batch, seconds)
+
+
+class _Outcomes:
+    """The outcomes of the batches of a test. They stay on the device until the end, unless choices are wanted."""
+
+    def __init__(self, network: Network, samples: Samples, recipe: Recipe, choices: bool):
+        self.network, self.samples, self.recipe, self.wants_choices = network, samples, recipe, choices
+        self.tensors = defaultdict[str, list[Tensor]](list)
+        self.choices: list[list[Choice]] = []
+        self.steps: list[list[tuple[int, Step]]] = []
+        self.macs: list[np.ndarray] = []
+
+    def add(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
+        """Add the outputs of a batch, and the selection of the strategy in its pass, if any."""
+        if self.samples.absent is not None:
+            outputs = outputs.masked_fill(self.samples.absent, -torch.inf)
+        labels = self.samples.labels[rows]
+        self.tensors["predicted"].append(predictions(self.recipe, outputs))
+        self.tensors["losses"].append(losses(self.recipe, outputs, labels).float())
+        self.tensors["ranks"].append(ranks(self.recipe, outputs, labels))
+        if self.recipe.loss == "cross-entropy":
+            self.tensors["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
+
+        N = self.network.cost.tokens
         if acting is None:
             kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
         else:
             kept = patches_in(acting.index, N)
-            steps.append([(len(rows), step) for step in acting.steps])
-            macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        out["kept"].append(kept)
-        if choices:
-            scores = None if acting is None else acting.scores
-            end = _choice(-1, kept, kept if scores is None else scores, scores is not None)
-            seen.append([end, *(() if acting is None else _choices(acting, N))])
-        done += len(rows)
-        on_done(done)
-    labels = samples.labels[samples.items].cpu().numpy()
-    arrays: dict[str, Any] = {name: torch.cat(parts).cpu().numpy() for name, parts in out.items()}
-    return Evaluation(
-        **arrays,
-        labels=labels,
-        groups=np.zeros_like(labels),
-        choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.has_choice for part in parts)],
-        steps=[mean_step(block) for block in zip(*steps, strict=True)],
-        macs=np.concatenate(macs) if macs else np.empty(0),
-        batch=batch,
-        seconds=[_seconds(*marks) for marks in times[1 : done // batch]],
-    )
+            self.steps.append([(len(rows), step) for step in acting.steps])
+            self.macs.append(np.broadcast_to(self.network.cost.macs(acting.steps), len(rows)))
+        self.tensors["kept"].append(kept)
+        if self.wants_choices:
+            self.choices.append(_choices_of_batch(kept, acting, N))
+
+    def evaluation(self, batch: int, seconds: list[float]) -> Evaluation:
+        """Return the evaluation of all batches, with the batch size and the seconds of its full batches."""
+        labels = self.samples.labels[self.samples.items].cpu().numpy()
+        arrays: dict[str, Any] = {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()}
+        by_block = zip(*self.choices, strict=True)
+        return Evaluation(
+            **arrays,
+            labels=labels,
+            groups=np.zeros_like(labels),
+            choices=[_join(parts) for parts in by_block if any(part.has_choice for part in parts)],
+            steps=[mean_step(block) for block in zip(*self.steps, strict=True)],
+            macs=np.concatenate(self.macs) if self.macs else np.empty(0),
+            batch=batch,
+            seconds=seconds,
+        )
+
+
+def _choices_of_batch(kept: Tensor, acting: Pass | None, N: int) -> list[Choice]:
+    """Return the selection of a batch at the end, from (B, N) `kept`, and then in each block of the strategy."""
+    if acting is None:
+        return [_choice(-1, kept, kept, scored=False)]
+    scored = acting.scores is not None
+    end = _choice(-1, kept, acting.scores if acting.scores is not None else kept, scored)
+    return [end, *_choices(acting, N)]
 
 
 def _mark(device: torch.device) -> Any:
