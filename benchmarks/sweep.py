@@ -28,7 +28,8 @@ from timing import ratio, table, turns
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Execution, Job, Request, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Execution, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs

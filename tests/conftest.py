@@ -21,8 +21,9 @@ from samples import SAMPLES
 
 from sparsebench.board import picture
 from sparsebench.plan.expand import expand
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import prerequisites
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.request import Request
 from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record

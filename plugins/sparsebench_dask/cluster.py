@@ -13,7 +13,8 @@ from typing import Any
 
 from sparsebench import __version__
 from sparsebench.errors import UserError, one_line
-from sparsebench.plan.request import Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner.devices import environment, places

@@ -18,7 +18,8 @@ from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
 from sparsebench.errors import UserError, plain
 from sparsebench.files import cache_folder
-from sparsebench.plan.request import Execution, Files, Job, Request, values_of
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Execution, Files, Request, values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import ANSWERS, Record

@@ -17,8 +17,9 @@ from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import expected_iou, iou, quality, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, canonical

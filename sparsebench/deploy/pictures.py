@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED, Pass
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Job, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import canonical

@@ -23,8 +23,8 @@ from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.errors import UserError, one_line
 from sparsebench.plan.contenders import settings_of
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Expected, Plan
-from sparsebench.plan.request import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.table import setting_text
 from sparsebench.runner.process import peak
@@ -32,7 +32,7 @@ from sparsebench.runner.run_cell import one_thread
 from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.spec import fill, label
+from sparsebench.strategy.spec import label
 from sparsebench.tasks.base import Data, Split
 from sparsebench.training.evaluation import TIMED_BATCH, clock, first_batch, seconds_per_batch
 from sparsebench.training.steps import Samples
@@ -296,8 +296,7 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected,
     def prior(job: Job) -> float:
         cell = job.cell
         if (setting := setting_text(cell)) not in seconds:
-            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-            model = fill(registry.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
+            _, task, model = registry.resolve(cell)
             pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
             images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
             split = Split(images, labels, labels)

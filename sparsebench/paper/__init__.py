@@ -13,7 +13,7 @@ from sparsebench.stats import style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sparsebench.plan.request import Job
+    from sparsebench.plan.jobs import Job
 
 Panel = Callable[["Axes"], None]
 Word = Literal["reproduced", "partly", "not reproduced", "undecided"]

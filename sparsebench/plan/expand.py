@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, get_args
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
-from sparsebench.plan.contenders import (
-    Contender,
-    closed_cost,
-    contenders_of,
-    draws_random,
-    fit_budget,
-    specs_of,
-    testable,
-    usual_budgets,
-)
+from sparsebench.plan.contenders import Contender, closed_cost, contenders_of, fit_budget, specs_of, testable
+from sparsebench.plan.jobs import Job, JobMaker, Variant, dense_cell
 from sparsebench.plan.locate import networks_of, pictures_for
-from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
-from sparsebench.plugin.registry import PluginClass, Registry
-from sparsebench.records.record import Cell, Part, Precision, Where, digest
-from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.budget import AMOUNTS, FULL
-from sparsebench.strategy.spec import fill, label, parse
+from sparsebench.plan.request import Files, Request, Suite, SuiteTask, combinations, load
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Precision, Where
+from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
 from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_SEED = 0
-OVERHEAD = 1e9
-"""The fixed cost of a cell, as the MACs that a core computes in the same time."""
 FIT_IMAGES = 256
 """The number of training images on which a strategy may fit, for a test of trained weights."""
-ANY_NETWORK = 1e8
-"""The assumed MACs of an image if they are unknown before the network is built."""
 
 
 def expand(request: Request, registry: Registry, files: Files | None = None, suite: Suite | None = None) -> list[Job]:
@@ -50,92 +33,125 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
     """
     files = Files() if files is None else files
     suite = load(request.suite) if suite is None else suite
-    settings = list(_settings(suite, request, registry, files))
-    _check_files(suite, files, settings)
-    _check_weights(list({repr((item.task, item.model)): item for item in settings}.values()), files.places)
-    jobs, costs = dict[str, Job](), dict[str, float]()
-    for repetition in range(max(setting.seeds for setting in settings)):
-        for setting in (item for item in settings if repetition < item.seeds):
-            for contender, n_train in product(setting.contenders, setting.n_train):
-                for job in _jobs(setting, contender, n_train, repetition, registry, costs):
-                    jobs.setdefault(job.cell.id, job)
-                    for flag in ("requested", "keep_weights"):
-                        if getattr(job, flag) and not getattr(jobs[job.cell.id], flag):
-                            jobs[job.cell.id] = jobs[job.cell.id].model_copy(update={flag: True})
+    variants = list(variants_of(suite, request, registry, files))
+    _check_files(suite, files, variants)
+    _check_weights(variants, files.places)
+    maker = JobMaker(registry)
+    jobs: dict[str, Job] = {}
+    for repetition in range(max(variant.seeds for variant in variants)):
+        for variant in variants:
+            if repetition >= variant.seeds:
+                continue
+            for contender, n_train in product(variant.contenders, variant.n_train):
+                for job in maker.jobs_of(variant, contender, n_train, repetition):
+                    jobs[job.cell.id] = _both(jobs.get(job.cell.id), job)
     return sorted(jobs.values(), key=lambda job: job.order)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """A task with its model and strategies.
-
-    Attributes:
-        cell: a template of the setting's cells, without strategy, budget, n_train, repetition and init.
-        training: the task and n_train of the trained network that the cells start from, or None.
-    """
-
-    task: Task
-    model: Model
-    cell: Cell
-    contenders: tuple[Contender, ...]
-    n_train: tuple[int, ...]
-    seeds: int
-    training: tuple[Task, int] | None
-    keep_weights: bool
+def _both(before: Job | None, job: Job) -> Job:
+    """Return the job of a cell that several contenders need: requested if one asks for it, with weights likewise."""
+    if before is None:
+        return job
+    flags = {
+        "requested": before.requested or job.requested,
+        "keep_weights": before.keep_weights or job.keep_weights,
+    }
+    changed = flags != {name: getattr(before, name) for name in flags}
+    return before.model_copy(update=flags) if changed else before
 
 
-def _settings(
+def variants_of(
     suite: Suite, request: Request, registry: Registry, files: Files, names: Mapping[str, str] | None = None
-) -> Iterator[_Setting]:
-    """Yield the settings of a request: tasks of the suite or of the request, with their models and strategies.
+) -> Iterator[Variant]:
+    """Yield the tasks of a request, of the suite or of its own, with their models and strategies.
 
     `names` are names of pictures in cells, by parameter. They replace the names of the located files.
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     for entry, changes in _entries(suite, request, registry, files):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
-        trained = training_entry(entry) if entry.network else None
-        own_blocks = None if request.model else suite.budget.blocks
         cls = registry.task(entry.name)
-        sets = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
+        if names:
+            sets = [{key: name for key, name in names.items() if key in cls.model_fields}]
+        else:
+            sets = pictures_for(cls, files)
         for params, pictures in product(combinations(entry.params, entry.sweep), sets):
-            base, varied = {} if trained is None else trained.params, params | changes
-            task = _task(entry.name, base | varied | pictures, registry)
+            trained = {} if entry.training is None else entry.training.params
+            varied = params | changes
+            task = _task(entry.name, trained | varied | pictures, registry)
             if not entry.tests_weights:  # otherwise its sizes may follow from the model
                 task.check()
             task, places = task.locate()
             files.places.update(places)
-            for bare in _models(task, trained or entry, request, files, registry):
-                model = bare.with_weights(files.places)
-                fitted = task.with_cut(model.cut())
-                if entry.tests_weights:
-                    fitted = fitted.with_patch(model.patch_size())
-                    fitted.check()
-                model.check(fitted)
-                if entry.tests_weights:
-                    _check_head(fitted, model, files.places)
-                if not task.trains:
-                    fitted = _with_classes(fitted, model, files)
-                cost = closed_cost(fitted, model)
-                placed: tuple[Contender, ...] = tuple(
-                    (strategy, registered, fit_budget(budget, strategy, own_blocks, cost), part)
-                    for strategy, registered, budget, part in contenders
-                )
-                if not task.trains:
-                    placed = testable(placed, suite, request, registry, cost)
-                training = None
-                if trained is not None:
-                    first = _task(entry.name, base | pictures, registry).with_cut(model.cut())
-                    first.check()
-                    training = first, trained.n_train[0]
-                sizes, where, precision = _choices(task, model, entry, request, varied)
-                cell = _dense_cell(fitted, model, 0, 0, registry).model_copy(
-                    update={"where": where, "track": entry.track, "precision": precision}
-                )
-                yield _Setting(
-                    fitted, model, cell, placed, sizes, request.seeds or entry.seeds or suite.seeds, training,
-                    suite.keep_weights or request.single,
-                )  # fmt: skip
+            training = None if entry.training is None else _task(entry.name, trained | pictures, registry)
+            for model in _models(task, entry.training or entry, request, files, registry):
+                yield _variant(entry, task, model, training, varied, contenders, suite, request, files, registry)
+
+
+def _variant(
+    entry: SuiteTask,
+    task: Task,
+    bare: Model,
+    training: Task | None,
+    varied: dict[str, Any],
+    contenders: tuple[Contender, ...],
+    suite: Suite,
+    request: Request,
+    files: Files,
+    registry: Registry,
+) -> Variant:
+    """Return a task with a model, both with all parameters that follow from each other.
+
+    Args:
+        entry: the entry of the suite.
+        task, bare: the task and the model as they were requested.
+        training: the task that trains the networks, or None.
+        varied: the parameters of the task that differ from the training.
+        contenders: the strategies with their budgets.
+        suite, request, files, registry: see `variants_of`.
+
+    Raises:
+        UserError: task, model and budgets do not fit.
+    """
+    model = bare.with_weights(files.places)
+    fitted = task.with_cut(model.cut())
+    if entry.tests_weights:
+        fitted = fitted.with_patch(model.patch_size())
+        fitted.check()
+    model.check(fitted)
+    if entry.tests_weights:
+        _check_head(fitted, model, files.places)
+    if not task.trains:
+        fitted = _with_classes(fitted, model, files)
+
+    cost = closed_cost(fitted, model)
+    own_blocks = None if request.model else suite.budget.blocks
+    placed: tuple[Contender, ...] = tuple(
+        (strategy, registered, fit_budget(budget, strategy, own_blocks, cost), part)
+        for strategy, registered, budget, part in contenders
+    )
+    if not task.trains:
+        placed = testable(placed, suite, request, registry, cost)
+
+    first = None
+    if training is not None and entry.training is not None:
+        training = training.with_cut(model.cut())
+        training.check()
+        first = training, entry.training.n_train[0]
+    sizes, where, precision = _choices(task, model, entry, request, varied)
+    cell = dense_cell(fitted, model, 0, 0, registry).model_copy(
+        update={"where": where, "track": entry.track, "precision": precision}
+    )
+    return Variant(
+        task=fitted,
+        model=model,
+        cell=cell,
+        contenders=placed,
+        n_train=sizes,
+        seeds=request.seeds or entry.seeds or suite.seeds,
+        training=first,
+        keep_weights=suite.keep_weights or request.single,
+    )
 
 
 def _entries(
@@ -305,27 +321,20 @@ def _choices(
     return (max(sizes),) if request.single else sizes, where, precision
 
 
-def _dense_cell(
-    task: Task, model: Model, n_train: int, repetition: int, registry: Registry, init: Cell | None = None
-) -> Cell:
-    """Return the cell that trains a network on a task without a strategy."""
-    return Cell(
-        task=registry.part_of(task), model=registry.part_of(model), strategy=Part.of(registry.strategy("dense").cls()),
-        budget=FULL, n_train=n_train, repetition=repetition, init=init,
-    )  # fmt: skip
-
-
-def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> None:
+def _check_files(suite: Suite, files: Files, variants: Collection[Variant]) -> None:
     """Raise UserError if no task uses the user's files, or if a suite for the user's pictures has none."""
-    fields = {name for item in settings for part in (item.task, item.model) for name in type(part).model_fields}
+    parts = [part for variant in variants for part in (variant.task, variant.model)]
+    fields = {name for part in parts for name in type(part).model_fields}
     for name in (*LOCATED, "weights"):
         if getattr(files, name) and name not in fields:
-            tasks = ", ".join(sorted({item.task.name for item in settings}))
             raise UserError(
-                f"--{name.replace('_', '-')} is not used by any task of this run", got=tasks,
+                f"--{name.replace('_', '-')} is not used by any task of this run",
+                got=", ".join(sorted({variant.task.name for variant in variants})),
                 next_step="leave it out, or choose another task with --task",
-            )  # fmt: skip
-    for task in (item.task for item in settings if suite.own_pictures and not files.images):
+            )
+    if not suite.own_pictures or files.images:
+        return
+    for task in (variant.task for variant in variants):
         field = type(task).model_fields.get("images")
         if field is not None and task.model_dump()["images"] == field.default:
             raise UserError(
@@ -334,181 +343,34 @@ def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> 
             )  # fmt: skip
 
 
-def _check_weights(settings: Collection[_Setting], locations: Locations) -> None:
+def _check_weights(variants: Sequence[Variant], locations: Locations) -> None:
     """Check that trained weights fit their tasks; log how they are used.
 
     Raises:
         UserError: weights do not fit, or they need images of another size or other classes than the other weights, or a
             test has too many items.
     """
+    pairs = {repr((variant.task, variant.model)): (variant.task, variant.model) for variant in variants}
     lines: dict[str, None] = {}
-    for setting in settings:
-        setting.task.check_located(locations)
-        lines[setting.model.check_weights(setting.task, locations)] = None
-        check_items(setting.task, getattr(setting.task, "test", 0))
+    for task, model in pairs.values():
+        task.check_located(locations)
+        lines[model.check_weights(task, locations)] = None
+        check_items(task, getattr(task, "test", 0))
     for line in filter(None, lines):
         log.warning("%s", line)
-    needs: defaultdict[str, set[str]] = defaultdict(set)
-    for task, model in ((setting.task, setting.model) for setting in settings):
-        if (name := getattr(model, "weights", "")) in locations:
+
+    needs: dict[str, set[str]] = {}
+    for task, model in pairs.values():
+        name = getattr(model, "weights", "")
+        if name in locations:
             side, channels = getattr(task, "canvas", "?"), getattr(model, "in_chans", "?")
-            needs[name].add(f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes")
+            need = f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes"
+            needs.setdefault(name, set()).add(need)
+    first = next(iter(needs), "")
     for name, need in needs.items():
-        if need != (usual := next(iter(needs.values()))):
+        if need != needs[first]:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
-                got=f"{locations[next(iter(needs))].name} for {min(usual)}, {locations[name].name} for {min(need)}",
+                got=f"{locations[first].name} for {min(needs[first])}, {locations[name].name} for {min(need)}",
                 next_step="run each file separately, or set one size for all with the task's parameter canvas",
             )
-
-
-def _jobs(
-    setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry, costs: dict[str, float]
-) -> Iterator[Job]:
-    """Yield the jobs of the cells that a cell starts from, if any, then its own job.
-
-    Nothing is yielded for a later repetition that must equal the first one: a test of given trained weights in which
-    neither the task nor the strategy draws random numbers.
-    """
-    strategy, registered, budget, part = contender
-    task, model, dense = setting.task, setting.model, registry.strategy("dense")
-    init = None
-    if setting.cell.track == "scratch":
-        init = _pretraining(task, model, registry, repetition)
-    elif setting.training is not None:
-        first, samples = setting.training
-        init = _dense_cell(
-            first, model, samples, repetition, registry, _pretraining(first, model, registry, repetition)
-        )
-    where = _where(setting.cell, strategy)
-    cell = setting.cell.model_copy(update={
-        "strategy": part, "budget": budget, "n_train": n_train, "repetition": repetition, "where": where, "init": init,
-    })  # fmt: skip
-    if repetition and cell.network and not (task.draws_test() or draws_random(registered)):
-        return
-    starts, tested = list(cell.inits), None
-    if setting.training is not None:
-        tested = init if where == "test" else None
-    elif strategy.distils and task.trains and model.inputs == "images" and cell.where != "test":
-        teacher = _without_strategy(cell, registry)
-        starts.append(teacher)
-        cell = cell.model_copy(update={"init": teacher})
-    elif not strategy.trained:
-        tested = training_of(cell, task, model, registry)
-        starts += [tested] if tested else []
-
-    def job(cell: Cell, registered: PluginClass, strategy: Strategy, network: str = "", **more: Any) -> Job:
-        after = network or (cell.init.id if cell.init else "")
-        params = strategy.model_dump(mode="json", exclude_defaults=True)
-        return Job(
-            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, params),
-            **plugins_of(cell, registry), after=after, network=network, together=model.together and not after,
-            cost=_cost_of(cell, bool(network), registry, costs), **more,
-        )  # fmt: skip
-
-    yield from (job(start, dense, dense.cls(), requested=False, keep_weights=True) for start in starts)
-    network = tested.id if tested else ""
-    yield job(cell, registered, strategy, network, keep_weights=setting.keep_weights and tested is None)
-
-
-def _where(cell: Cell, strategy: Strategy) -> Where:
-    """Return where the strategy acts: the requested choice, unless the track or the strategy determines it."""
-    if cell.track == "frozen":
-        return "test"
-    if not strategy.budgeted:
-        return "both"
-    return "train" if strategy.trains_only else cell.where
-
-
-def _cost_of(cell: Cell, tests: bool, registry: Registry, costs: dict[str, float]) -> float:
-    """Estimate the MACs of a cell's training and test without a strategy; `costs` caches the results.
-
-    With `tests`, the cell tests a network that another cell trains.
-    """
-    trains = not tests and cell.track != "frozen" and cell.n_train > 0
-    if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in costs:
-        task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-        model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-        cost, images = closed_cost(task, model), float(getattr(task, "test", 0))
-        if trains and task.trains:
-            recipe = task.recipe()
-            images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
-        costs[key] = OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
-    return costs[key]
-
-
-def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return `Job.files` and `Job.code` of a cell."""
-    owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
-    third_party = sorted({str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped})
-    files = sorted({str(owner.file) for owner in owners if owner.file is not None})
-    return {"files": tuple(files), "code": (*third_party, cell.strategy.name) if third_party else ()}
-
-
-def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
-    """Return the cell whose trained network a cell tests, or None if the cell trains its own network.
-
-    Cells share a network if their strategies act in the test only. There are two exceptions: on tokens, training takes
-    less time than storing and reading weights; watching and early stopping test the strategy during training.
-    """
-    if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
-        return None
-    recipe = task.recipe()
-    return None if recipe.watch or recipe.patience else _without_strategy(cell, registry)
-
-
-def _without_strategy(cell: Cell, registry: Registry) -> Cell:
-    """Return the cell of the same network without a strategy."""
-    dense = Part.of(registry.strategy("dense").cls())
-    return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
-
-
-def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) -> Cell | None:
-    """Return the cell of a task's pre-training, or None if training starts from random weights."""
-    if (start := task.initial()) is None:
-        return None
-    repetition = repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED
-    return _dense_cell(start[0], model.first_model(), start[1], repetition, registry)
-
-
-def _question(cell: Cell) -> tuple[str, str]:
-    """Return two keys of a cell for comparisons with a suite: its setting, and where it acts with its budget's amount.
-
-    Choices that a suite leaves to the user are not part of the keys. For a task that trains nothing, these are all
-    parameters of task and model.
-    """
-    params = {key: value for key, value in cell.task.params.items() if key not in LOCATED}
-    about: list[Any] = [params, cell.model.model_dump(mode="json")] if cell.n_train else []
-    about += [cell.precision] if about and cell.precision != "float32" else []
-    amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(cell.budget, key)) is not None)
-    acts: Where = "test" if cell.where == "test" and cell.track == "scratch" else "both"
-    return digest([cell.task.name, cell.n_train, cell.repetition, cell.track, *about]), f"{acts} {amount}"
-
-
-def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
-    """Return descriptions of the cells that a suite needs for each strategy and that are not among `cells`.
-
-    Pictures may differ from the suite's, and also networks and labels if nothing is trained. With `any_budget`, budgets
-    may differ too.
-    """
-    compared = slice(1 if any_budget else 2)
-    answered = {_question(cell)[compared] for cell in cells}
-    names = {
-        key: str(name) for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
-    }
-    request, missing = Request(), list[str]()
-    for entry in suite.task:
-        task = Part(name=entry.name)
-        cases = [Cell(task=task, model=task, strategy=task, budget=FULL, n_train=0, repetition=0, where=entry.where)]
-        if registry.task(entry.name).trains:
-            alone = suite.model_copy(update={"task": (entry,)})
-            try:
-                cases = [setting.cell for setting in _settings(alone, request, registry, Files(), names)]
-            except UserError as error:  # it needs pictures that none of the cells have
-                return [str(error)]
-        seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
-        for cell, n_train, repetition, budget in product(cases, entry.n_train, seeds, budgets):
-            update = {"n_train": n_train, "repetition": repetition, "budget": budget, "track": entry.track}
-            if _question(cell.model_copy(update=update))[compared] not in answered:
-                missing.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
-    return missing

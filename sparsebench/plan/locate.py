@@ -15,11 +15,11 @@ from pathlib import Path
 
 from sparsebench.errors import UserError, as_utf8, few
 from sparsebench.files import content_hash
-from sparsebench.plan.request import Files, Job
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Files
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Head
-from sparsebench.strategy.spec import fill
 from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources import Pixels
@@ -105,7 +105,7 @@ def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Pa
     pictures: dict[str, Pixels] = {}
     for cell in cells.values():
         with suppress(UserError):
-            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+            task = registry.resolve(cell).task
             pictures |= {pixels.name: pixels for pixels in task.pictures(cell.n_train, cell.repetition, places)}
     return [pixels for pixels in pictures.values() if pixels.read() is None]
 

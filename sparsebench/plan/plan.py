@@ -17,8 +17,9 @@ import numpy as np
 
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.expand import expand
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Networks, places_of
-from sparsebench.plan.request import Files, Job, Request, Rerun, Suite, load
+from sparsebench.plan.request import Files, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -170,6 +171,7 @@ class Plan:
             the jobs that those start from, are left out.
         heads: the stored heads, by cell id.
         request: None if the jobs are only a part of the request.
+        device: the device of the cells: "cpu", "cuda" or "cuda:i".
         changes: why cells with records are run again, one line each.
     """
 
@@ -181,6 +183,7 @@ class Plan:
     expected: Expected
     request: Request | None
     suite: Suite | None = None
+    device: str = "cpu"
     changes: tuple[str, ...] = ()
 
 
@@ -227,8 +230,16 @@ def plan(
         if (contents := known_contents(name)) is not None and contents.strays:
             log.warning("%s: left out: %s", plain(files.places[name], None), contents.strays)
     return Plan(
-        jobs, expected.longest_first(), places, whole, heads, expected, request, suite, _changes(todo, heads)
-    )  # fmt: skip
+        jobs=jobs,
+        todo=expected.longest_first(),
+        locations=places,
+        whole=whole,
+        heads=heads,
+        expected=expected,
+        request=request,
+        suite=suite,
+        changes=_changes(todo, heads),
+    )
 
 
 def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:

@@ -1,6 +1,4 @@
-"""The input of a run: suites, which are TOML files that list cells, and options. Also jobs, the cells of a run with all
-data needed to run them.
-"""
+"""The input of a run: suites, which are TOML files that list cells, and options."""
 
 import itertools
 import math
@@ -9,22 +7,28 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from sparsebench.errors import UserError, reason_of, unknown
 from sparsebench.records import store
-from sparsebench.records.record import Cell, Failure, Head, Origin, Precision, Record, Status, Track, Where
-from sparsebench.records.table import setting_text
-from sparsebench.strategy.base import Kind
+from sparsebench.records.record import Precision, Track, Where
 from sparsebench.strategy.budget import Budget
 
 TIMEOUT = 6 * 3600.0
@@ -77,6 +81,7 @@ class SuiteTask(_Model):
     network: str = ""
     gpu_precision: Precision = "float32"
     figure: str = ""
+    _training: "SuiteTask | None" = PrivateAttr(None)
 
     @pydantic.model_validator(mode="after")
     def _has_a_network(self) -> Self:
@@ -88,6 +93,11 @@ class SuiteTask(_Model):
         if self.network and (self.model or self.model_params or self.model_sweep):
             raise ValueError(f"the model of track {self.track} is its network's; leave model out")
         return self
+
+    @property
+    def training(self) -> "SuiteTask | None":
+        """The task of the suite `network` that trains the networks; None without a network. `load` finds it."""
+        return self._training
 
     @property
     def tests_weights(self) -> bool:
@@ -157,7 +167,21 @@ def text(name: str) -> str:
 
 
 def load(name: str) -> Suite:
-    """Return a suite, by name or by the path of a .toml file.
+    """Return a suite, by name or by the path of a .toml file, with the trainings of its networks.
+
+    Raises:
+        UserError: the suite does not exist, or has an unknown key or an invalid value, or so does the suite that trains
+            its networks.
+    """
+    suite = _read(name)
+    for entry in suite.task:
+        if entry.network:
+            entry._training = _training_of(entry)
+    return suite
+
+
+def _read(name: str) -> Suite:
+    """Return a suite without the trainings of its networks.
 
     Raises:
         UserError: the suite does not exist, or has an unknown key or an invalid value.
@@ -176,13 +200,13 @@ def load(name: str) -> Suite:
         raise UserError(f"suite '{name}': {reason_of(error)}", got=got) from error
 
 
-def training_entry(entry: SuiteTask) -> SuiteTask:
+def _training_of(entry: SuiteTask) -> SuiteTask:
     """Return the task of the suite `entry.network` that trains the networks of an entry.
 
     Raises:
         UserError: the suite has no such task, or the task is not a single training.
     """
-    tasks = [task for task in load(entry.network).task if task.name == entry.name]
+    tasks = [task for task in _read(entry.network).task if task.name == entry.name]
     if len(tasks) != 1 or tasks[0].network or tasks[0].sweep or tasks[0].model_sweep or len(tasks[0].n_train) > 1:
         raise UserError(
             f"suite '{entry.network}' must have one training of task '{entry.name}'",
@@ -248,6 +272,12 @@ class Request:
     single: bool = False
     alone: bool = False
     on_gpu: bool = False
+
+    @property
+    def changes_suite(self) -> bool:
+        """Whether it asks for other cells than those that its suite has for each strategy."""
+        whole = Request(plugins=self.plugins, suite=self.suite, alone=self.alone, on_gpu=self.on_gpu)
+        return self != whole
 
 
 @dataclass(frozen=True)
@@ -380,67 +410,6 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, Execution]:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{option_of(str(first['loc'][0]))}: {first['msg']}", got=repr(first["input"])) from error
-
-
-class Job(_Model):
-    """A cell to run.
-
-    Attributes:
-        origin: the origin of its strategy.
-        kind: the strategy's kind.
-        label: the strategy's name in tables, with the parameters that differ from their defaults.
-        files: the plugin files of its strategy, task and model, which a worker loads.
-        code: names or paths of its plugins that do not come with sparsebench, and the name of its strategy; () if all
-            come with sparsebench. Cells with different code run in different workers.
-        after: id of the cell that must be done before, or "".
-        network: id of the cell whose trained network this cell tests, or "" if it trains its own.
-        requested: whether the cell belongs to the request. Otherwise it only runs because other cells start from it.
-        keep_weights: whether its weights are stored.
-        together: whether it can be trained in one program with others like it.
-        cost: the estimated MACs of its training and its test without a strategy; see `expand`.
-    """
-
-    cell: Cell
-    origin: Origin
-    kind: Kind
-    label: str
-    files: tuple[str, ...] = ()
-    code: tuple[str, ...] = ()
-    after: str = ""
-    network: str = ""
-    requested: bool = True
-    keep_weights: bool = False
-    together: bool = False
-    cost: float = 1.0
-
-    @cached_property
-    def alike(self) -> tuple[str, bool, int]:
-        """The kind of the job: task, model, whether it only tests, and n_train if it trains.
-
-        Cells of one kind have the same ratio of time to cost.
-        """
-        return setting_text(self.cell), bool(self.network), 0 if self.network else self.cell.n_train
-
-    @property
-    def weights(self) -> str:
-        """Id of the cell whose trained weights are tested."""
-        return self.network or self.cell.id
-
-    @property
-    def order(self) -> tuple[bool, int]:
-        """A sort key: jobs begin in ascending order. Jobs with stored weights come first, along the chain of starts."""
-        return not self.keep_weights, len(self.cell.inits) if self.keep_weights else 0
-
-    def is_answered_by(self, head: Head | Record) -> bool:
-        """Return whether a record of this cell has the same revision and was not skipped."""
-        return head.status != "skipped" and head.origin.identity == self.origin.identity
-
-    def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
-        """Return a record with a failure."""
-        return Record(
-            cell=self.cell, cell_id=self.cell.id, status=status, failure=failure, origin=self.origin, kind=self.kind,
-            label=self.label, started=started, seconds=round(seconds, 3),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from importlib.resources.abc import Traversable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 from pydantic import BaseModel, PydanticSchemaGenerationError
@@ -28,8 +28,9 @@ from sparsebench.models.base import Model
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.observer import Observer
-from sparsebench.records.record import Origin, Part
+from sparsebench.records.record import Cell, Origin, Part
 from sparsebench.strategy.base import Strategy, complaint, complaint_on_fields, complaint_on_revision
+from sparsebench.strategy.spec import fill
 from sparsebench.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -122,6 +123,14 @@ class PluginClass:
     cls: type[Any]
     origin: Origin
     file: Path | None = None
+
+
+class ResolvedCell(NamedTuple):
+    """A cell with its task and its model, with all their parameters."""
+
+    cell: Cell
+    task: Task
+    model: Model
 
 
 class PluginError(UserError):
@@ -331,6 +340,16 @@ class Registry:
     def owners(self, strategy: str, task: str, model: str) -> list[PluginClass]:
         """Return the strategy, the task and the model of these names, with their origins."""
         return [self.strategy(strategy), self._require("task", task), self._require("model", model)]
+
+    def resolve(self, cell: Cell) -> ResolvedCell:
+        """Return a cell with its task and its model, which has the precision of the test.
+
+        Raises:
+            UserError: task or model is unknown, or lacks one of the parameters.
+        """
+        task = fill(self.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+        model = fill(self.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
+        return ResolvedCell(cell, task, model)
 
     def part_of(self, instance: Task | Model) -> Part:
         """Return the part of a cell that names a task or a model, with the revision of its code."""

@@ -28,10 +28,10 @@ import numpy as np
 from sparsebench import seeds
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan import plan as planner
-from sparsebench.plan.expand import plugins_of, training_of
+from sparsebench.plan.jobs import Job, JobMaker, plugins_of
 from sparsebench.plan.locate import Networks, files_of, networks_of, pictures_for, places_of
 from sparsebench.plan.plan import Expected, Plan
-from sparsebench.plan.request import Execution, Files, Job
+from sparsebench.plan.request import Execution, Files
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files
@@ -53,7 +53,6 @@ from sparsebench.runner import run as runs
 from sparsebench.runner.process import PREFIX
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
-from sparsebench.strategy.spec import fill
 from sparsebench.tasks.sources.composites import LOCATED
 from sparsebench.testing import process
 from sparsebench.testing.reports import HARMLESS
@@ -201,9 +200,8 @@ def _run(
         job, cell = _job(record.cell, record, manifest, registry, plugin), record.cell
         training = cell.init if cell.track == "frozen" else None
         if cell.track != "frozen" and not is_own(cell, manifest.plugin):  # such a cell trains its network itself
-            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-            model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-            training = training_of(cell, task, model, registry)
+            trained = JobMaker(registry).training_of(registry.resolve(cell))
+            training = trained.cell if trained else None
         for init in (*cell.inits, *([training] if training else [])):
             jobs[init.id] = _job(init, record, manifest, registry, plugin).model_copy(update={"keep_weights": True})
         if training is not None:
@@ -216,7 +214,16 @@ def _run(
         queue = sorted((job for cell_id, job in jobs.items() if cell_id in ids | starts), key=lambda job: job.order)
         _locate([job.cell for job in queue], registry, files, manifest.plugin)
         places = places_of(files, queue) | networks.places({job.after for job in queue} - {""})
-        plan = Plan(queue, queue, places, queue, heads={}, expected=Expected(queue), request=None)
+        plan = Plan(
+            jobs=queue,
+            todo=queue,
+            locations=places,
+            whole=queue,
+            heads={},
+            expected=Expected(queue),
+            request=None,
+            device=runs.device_of(options),
+        )
         runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 

@@ -33,7 +33,7 @@ from sparsebench import files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
-from sparsebench.plan.expand import gaps
+from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.request import load, names
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
@@ -306,11 +306,11 @@ def git_steps(verdict: Verdict) -> str:
 
 
 def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
-    """Return the gaps of a strategy's cells in a suite; empty if this version of sparsebench lacks the suite."""
+    """Return the cells of a suite that a strategy lacks; empty if this version of sparsebench lacks the suite."""
     if suite.name not in names() or (current := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
-    return gaps(current, cells, _registry(), any_budget=unbudgeted)
+    return missing_cells(current, cells, _registry(), any_budget=unbudgeted)
 
 
 def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:

@@ -22,7 +22,8 @@ from types import FrameType
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.plan.request import GIB, Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import GIB, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record

@@ -20,7 +20,8 @@ from sparsebench import seeds
 from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
-from sparsebench.plan.request import Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, digest
 from sparsebench.runner.process import OnBegin
@@ -172,8 +173,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         StrategyError, UnsupportedError, UserError: the cell cannot be run.
     """
     cell, strategy = job.cell, strategy_of(job, registry)
-    task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-    model = fill(registry.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
+    _, task, model = registry.resolve(cell)
     registry.check_revision(task, cell.task)
     registry.check_revision(model, cell.model)
     data = _data(task, cell, context)

@@ -16,10 +16,11 @@ from typing import Any
 
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
-from sparsebench.plan.expand import gaps
+from sparsebench.plan.coverage import missing_cells
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Job, Request, Setting, Suite
+from sparsebench.plan.request import Execution, Files, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
@@ -93,11 +94,14 @@ def plan_of(
     Raises:
         UserError: anything unknown, out of range or missing.
     """
-    request = replace(request, on_gpu=_device(execution) != "cpu")
-    return planner.plan(request, files, registry, out, execution.rerun, planner.shard(execution.shard or "0/1"), prior)
+    device = device_of(execution)
+    request = replace(request, on_gpu=device != "cpu")
+    in_shard = planner.shard(execution.shard or "0/1")
+    plan = planner.plan(request, files, registry, out, execution.rerun, in_shard, prior)
+    return replace(plan, device=device)
 
 
-def _device(execution: Execution) -> str:
+def device_of(execution: Execution) -> str:
     """Return the device of cells, on this machine or on the workers of a cluster.
 
     Raises:
@@ -136,7 +140,7 @@ def carry_out(
         UserError: the folder cannot be written, or the engine gave no record of a cell.
         KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
-    setting = Setting(out, _device(execution), plan.locations, execution)
+    setting = Setting(out, plan.device, plan.locations, execution)
     store.check_writable(out)
     store.seal(out)  # records of killed runs
     observers = Observers(registry, execution.observe, out)
@@ -259,8 +263,11 @@ def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable
         name=suite.name, version=suite.version, settings=settings, main_task=suite.main_task or suite.task[0].name,
         sample_complexity=suite.sample_complexity,
     )  # fmt: skip
-    otherwise = request.keep or request.macs or request.single or request.where != "both"
-    if otherwise or gaps(suite, cells, registry, any_budget=True):
+    if request.keep or request.macs or request.single or request.where != "both":
+        return entry.model_copy(update={"name": OWN, "version": 1})
+    starts_elsewhere = any(cell.n_train and cell.model.params.get("weights") for cell in cells)
+    may_lack = request.changes_suite or starts_elsewhere
+    if may_lack and missing_cells(suite, cells, registry, any_budget=True):
         return entry.model_copy(update={"name": OWN, "version": 1})
     return entry
 

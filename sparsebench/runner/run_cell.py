@@ -36,7 +36,8 @@ from sparsebench.measure.metrics import Metric, decider_of, group_accuracies, sc
 from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
-from sparsebench.plan.request import Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Outcomes, Record, Status, bytes_of, digest

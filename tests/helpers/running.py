@@ -8,8 +8,9 @@ from measured import TINY
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Job, Request, Rerun, Setting
+from sparsebench.plan.request import Execution, Files, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save, save_file
 
 from sparsebench.deploy.pictures import load_cell
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

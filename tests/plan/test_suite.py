@@ -11,9 +11,11 @@ from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan import request as suites
-from sparsebench.plan.expand import expand, gaps
+from sparsebench.plan.coverage import missing_cells
+from sparsebench.plan.expand import expand
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Job, Request
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner import run
@@ -74,11 +76,11 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     assert {job.cell.repetition for job in jobs} == set(range(max(task.seeds or suite.seeds for task in suite.task)))
     cells = [job.cell for job in jobs if job.requested]
     assert {cell.task.name for cell in cells} == {task.name for task in suite.task}
-    assert gaps(suite, cells, registry, any_budget=True) == []
+    assert missing_cells(suite, cells, registry, any_budget=True) == []
     last = cells[-1]
     key = attrgetter("task", "n_train", "repetition")
     fewer = [cell for cell in cells if key(cell) != key(last)]
-    assert gaps(suite, fewer, registry, any_budget=True)
+    assert missing_cells(suite, fewer, registry, any_budget=True)
 
 
 @pytest.mark.parametrize(
@@ -283,9 +285,11 @@ def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:
         strategy=Part(name="noise"), budget=Budget(macs=0.7), n_train=0, repetition=0,
     )  # fmt: skip
     folder, registry = suites.load("folder"), Registry()
-    assert gaps(folder, [cell], registry, any_budget=False) == []
+    assert missing_cells(folder, [cell], registry, any_budget=False) == []
     other = cell.model_copy(update={"budget": Budget(macs=0.6)})
-    assert gaps(folder, [other], registry, any_budget=False) == ["folder with 0 samples, repetition 0, macs 0.7"]
+    assert missing_cells(folder, [other], registry, any_budget=False) == [
+        "folder with 0 samples, repetition 0, macs 0.7"
+    ]
 
 
 TWO_TASKS = suite_text(

@@ -7,8 +7,9 @@ from measured import TINY
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
+from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Expected
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

@@ -12,7 +12,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.locate import Networks
-from sparsebench.plan.request import Request, load, training_entry
+from sparsebench.plan.request import Request, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -149,9 +149,10 @@ def test_networks_that_were_changed_or_are_others_or_are_not_there_are_one_line(
 def test_two_trainings_or_none_are_no_network(suites: tuple[Path, Path], tmp_path: Path, old: str, new: str) -> None:
     file = tmp_path / "other.toml"
     file.write_text(NETWORKS.replace(old, new))
-    entry = load(str(suites[1])).task[0].model_copy(update={"network": str(file)})
+    suite = tmp_path / "suite.toml"
+    suite.write_text(suites[1].read_text().replace(str(suites[0]), str(file)))
     with pytest.raises(UserError, match="one training of task 'composite'"):
-        training_entry(entry)
+        load(str(suite))
 
 
 def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are_if_they_are_named(

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench import files
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Execution, Job, Request, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Execution, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

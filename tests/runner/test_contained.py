@@ -16,7 +16,8 @@ from running import execute, inline, jobs_of, local, planned
 
 from sparsebench import seeds
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

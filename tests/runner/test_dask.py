@@ -19,7 +19,8 @@ from waiting import soon
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.plan.request import Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

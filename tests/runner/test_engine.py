@@ -18,7 +18,8 @@ from waiting import soon
 
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Origin, Part, Record

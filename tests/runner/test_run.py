@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import pytest
 import running
 import torch
+from measured import TINY
 from running import execute
 
+from sparsebench.plan import coverage, expand
 from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import devices
+from sparsebench.runner import run as runs
 
 
 def planned(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> Plan:
@@ -52,6 +57,29 @@ def test_only_what_is_new_is_to_do(again: Callable[..., Plan]) -> None:
     plan = again(seeds=2, n_train=(8, 16))
     assert {(job.cell.repetition, job.cell.n_train) for job in plan.todo} == {(0, 16), (1, 8), (1, 16)}
     assert len(plan.todo) == 21
+
+
+def test_a_resumed_run_expands_its_suite_once_and_decides_the_device_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = Execution("cpu", jobs=0, shard="0/9999")
+    runs.run(Request(suite=TINY), Files(), few, Registry(), tmp_path)
+    calls: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def counted(*args: Any, **keywords: Any) -> Any:
+            calls[name] += 1
+            return real(*args, **keywords)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(expand, "variants_of")
+    count(coverage, "variants_of")
+    count(devices, "resolve_device")
+    runs.run(Request(suite=TINY), Files(), few, Registry(), tmp_path)
+    assert calls == {"variants_of": 1, "resolve_device": 1}
 
 
 def test_failures_or_all_are_run_again_when_asked_for(again: Callable[..., Plan]) -> None:

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from sparsebench.measure.cost import Step
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.request import Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Outcomes, Record, numbers_of

@@ -27,7 +27,7 @@ from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.errors import DivergedError
 from sparsebench.models.actor import Actor
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part, Record
 from sparsebench.records.store import weights_path

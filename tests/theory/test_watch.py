@@ -13,7 +13,7 @@ from sparsebench_theory.shallow.network import ShallowViT
 from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.models.actor import Actor
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.strategy.budget import FULL, Budget

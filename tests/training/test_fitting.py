@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from sparsebench.deploy.pictures import load_cell
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.request import Job, Setting
+from sparsebench.plan.jobs import Job
+from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench.stats.intervals import Interval
 from sparsebench_theory.models import TwoLayer
 from sparsebench_theory.overfitting.task import Overfitting

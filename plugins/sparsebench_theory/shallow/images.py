@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench.stats.intervals import Interval
 from sparsebench_theory.panels import PUBLISHED, legend, points, verdicts_of
 from sparsebench_theory.shallow import published

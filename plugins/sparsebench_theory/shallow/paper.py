@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsebench.paper import Paper
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench_theory.shallow import dynamics, removal, samples
 from sparsebench_theory.shallow.task import Theory
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench.stats.intervals import Interval, bootstrap_means
 from sparsebench_theory.panels import draw_categories, draw_dashed, legend, points, verdicts_of
 from sparsebench_theory.sparse_tokens.task import SparseTokens

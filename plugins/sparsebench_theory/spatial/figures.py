@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
-from sparsebench.plan.request import Job
+from sparsebench.plan.jobs import Job
 from sparsebench.stats.intervals import Interval
 from sparsebench_theory.panels import band, draw_categories, legend, points, verdicts_of
 from sparsebench_theory.spatial.task import Spatial, association

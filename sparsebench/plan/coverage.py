@@ -1,0 +1,82 @@
+"""Which cells of a suite a strategy lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from sparsebench.errors import UserError
+from sparsebench.plan.contenders import usual_budgets
+from sparsebench.plan.expand import variants_of
+from sparsebench.plan.request import Files, Request, Suite, SuiteTask
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Cell, Part, Where, digest
+from sparsebench.strategy.budget import AMOUNTS, FULL
+from sparsebench.tasks.sources.composites import LOCATED
+
+
+class Question(NamedTuple):
+    """What a cell answers of a suite, without choices that the suite leaves to the user.
+
+    Attributes:
+        setting: hash of task, model, training samples, repetition and track. For a task that trains nothing, the
+            parameters of task and model are the user's choice.
+        budget: where the strategy acts, and the amount of the budget.
+    """
+
+    setting: str
+    budget: str
+
+    @classmethod
+    def of(cls, cell: Cell) -> Question:
+        """Return the question that a cell answers."""
+        about: list[Any] = []
+        if cell.n_train:
+            params = {key: value for key, value in cell.task.params.items() if key not in LOCATED}
+            about = [params, cell.model.model_dump(mode="json")]
+            if cell.precision != "float32":
+                about.append(cell.precision)
+        setting = digest([cell.task.name, cell.n_train, cell.repetition, cell.track, *about])
+        acts: Where = "test" if cell.where == "test" and cell.track == "scratch" else "both"
+        amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(cell.budget, key)) is not None)
+        return cls(setting, f"{acts} {amount}")
+
+
+def missing_cells(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
+    """Return descriptions of the cells that a suite needs for each strategy and that are not among `cells`.
+
+    Pictures may differ from the suite's, and also networks and labels if nothing is trained. With `any_budget`, budgets
+    may differ too.
+    """
+
+    def key(cell: Cell) -> object:
+        question = Question.of(cell)
+        return question.setting if any_budget else question
+
+    answered = {key(cell) for cell in cells}
+    pictures = {
+        name: str(value) for cell in cells for name in LOCATED if cell.n_train and (value := cell.task.params.get(name))
+    }
+    request = Request()
+    missing: list[str] = []
+    for entry in suite.task:
+        try:
+            templates = _templates(suite, entry, registry, pictures)
+        except UserError as error:  # it needs pictures that none of the cells have
+            return [str(error)]
+        repetitions, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
+        for template, n_train, repetition, budget in product(templates, entry.n_train, repetitions, budgets):
+            update = {"n_train": n_train, "repetition": repetition, "budget": budget, "track": entry.track}
+            if key(template.model_copy(update=update)) not in answered:
+                missing.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
+    return missing
+
+
+def _templates(suite: Suite, entry: SuiteTask, registry: Registry, pictures: Mapping[str, str]) -> list[Cell]:
+    """Return a cell for each variant of an entry's task and model, with the pictures of these names."""
+    if registry.task(entry.name).trains:
+        alone = suite.model_copy(update={"task": (entry,)})
+        return [variant.cell for variant in variants_of(alone, Request(), registry, Files(), pictures)]
+    task = Part(name=entry.name)
+    return [Cell(task=task, model=task, strategy=task, budget=FULL, n_train=0, repetition=0, where=entry.where)]
