@@ -367,10 +367,10 @@ def _check_weights(variants: Sequence[Variant], locations: Locations) -> None:
             need = f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes"
             needs.setdefault(name, set()).add(need)
     first = next(iter(needs), "")
-    for name, need in needs.items():
-        if need != needs[first]:
+    for name, sizes in needs.items():
+        if sizes != needs[first]:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
-                got=f"{locations[first].name} for {min(needs[first])}, {locations[name].name} for {min(need)}",
+                got=f"{locations[first].name} for {min(needs[first])}, {locations[name].name} for {min(sizes)}",
                 next_step="run each file separately, or set one size for all with the task's parameter canvas",
             )
