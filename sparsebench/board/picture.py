@@ -195,9 +195,8 @@ def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[st
     best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
     limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
     best = [name for name in best if not lines[name].rank[0] > limit]
-    theirs = set(rows.loc[rows["strategy"].isin(third_party) & (rows["kind"] == "deployable"), "line"])
-    by_area = [name for name in over.rows.index if name in theirs and name in lines]
-    best += by_area[:NAMED]
+    theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "line"])
+    best += [name for name in over.rows.index if name in theirs][:NAMED]
     return [name for name in lines if name in best]
 
 
