@@ -6,7 +6,7 @@ import difflib
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -121,7 +121,7 @@ def short_names(names: Iterable[str], most: int) -> dict[str, str]:
     """
     short = {name: name if len(name) <= most else f"{name[: most - 1]}\u2026" for name in names}
     for alike in _alike(short):
-        same = len(commonprefix(alike))
+        same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))
         short |= {name: _around(name, same, most) for name in alike}
     room = most - len(f" {len(short)}")
     numbers = Counter[str]()

@@ -129,8 +129,8 @@ def curves(
 ) -> Figure:
     """Return the picture of the difference of accuracy to dense over realised MACs, with dense at the left.
 
-    It names the chosen strategies, or by default those of `main_strategies`. Oracle and random tokens are references. All other lines are thin and grey. Strategies that cost more than dense are left
-    out.
+    It names the chosen strategies, or by default those of `main_strategies`. Oracle and random tokens are references.
+    All other lines are thin and grey. Strategies that cost more than dense are left out.
 
     Args:
         rows: a row for each strategy and budget, see `Ranking.every`.

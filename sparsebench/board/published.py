@@ -58,14 +58,14 @@ Other columns are shown on request."""
 TERMS = (
     ("macs_ratio", "MACs / dense", "is the share of dense MACs that a strategy really needs, including its own "
      "computations; it may miss the budget. Dense, the network without a strategy, is 1."),
-    ("random_inside_delta", "random_inside", "drops random tokens inside the network, at the same budget. A strategy that "
-     "is not better has not shown that its choice of tokens matters."),
+    ("random_inside_delta", "random_inside", "drops random tokens inside the network, at the same budget. A strategy "
+     "that is not better has not shown that its choice of tokens matters."),
     ("oracle", "oracle", "knows which tokens are relevant. It shows what an ideal choice of tokens reaches, and is not "
      "ranked."),
     ("versus_random_inside", "vs random_inside", "says whether the difference is significant, corrected for all "
      "strategies."),
-    ("kept_accuracy", "Kept accuracy", "is the mean accuracy between the lowest budget and all MACs, divided by dense's. "
-     "Ranks are by it."),
+    ("kept_accuracy", "Kept accuracy", "is the mean accuracy between the lowest budget and all MACs, divided by "
+     "dense's. Ranks are by it."),
     ("how", "Reduction", f"is {BY_KEY['how'].what}."),
     ("selection_auroc", "AUROC", "measures how well scores separate relevant tokens from the others; 0.5 is chance."),
     ("speed_up", "Speed-up", "is images/s divided by dense's on the same machine. Fewer MACs need not make a network "

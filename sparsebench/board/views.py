@@ -198,7 +198,9 @@ def against_random(ranking: Ranking) -> str:
     name = rows["strategy"].iloc[0]
     sentence = f"{name} against random tokens inside the network ({RANDOM}): {'; '.join(clauses)}."
     intervals = rows[delta.keys[1]].notna().any()
-    rule = f"Tests are corrected for all differences to {RANDOM}{', 95 % intervals in [ ] are not' if intervals else ''}."
+    rule = (
+        f"Tests are corrected for all differences to {RANDOM}{', 95 % intervals in [ ] are not' if intervals else ''}."
+    )
     return plain(f"{sentence} {rule}", 1000)
 
 
@@ -415,9 +417,7 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Se
         chosen = [
             ranking.rows["strategy"].map(lambda name: is_chosen(name, strategies)).astype(bool) for ranking in rankings
         ]
-        rankings = [
-            ranking._replace(rows=ranking.rows[mask]) for ranking, mask in zip(rankings, chosen, strict=True)
-        ]
+        rankings = [ranking._replace(rows=ranking.rows[mask]) for ranking, mask in zip(rankings, chosen, strict=True)]
     times = None
     if speed is not None:
         try:

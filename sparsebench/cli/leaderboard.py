@@ -55,8 +55,8 @@ SHOWN = 5
 @click.option(
     "--strategies",
     metavar="NAMES",
-    help="Strategies, separated by commas: the only ones in tables, or those that the picture names.  [default: all, or "
-    "the best in the picture]",
+    help="Strategies, separated by commas: the only ones in tables, besides dense, or those that a picture names.  "
+    "[default: all, or the best in a picture]",
 )
 @click.option(
     "--width",

@@ -95,7 +95,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
   const width = Math.max(300, place.clientWidth),
     narrow = width < 560;
   const letters = narrow ? 14 : 20;
-  const margin = { top: 24, left: 60, bottom: 44, right: narrow ? 128 : 176 };
+  const margin = { top: 24, left: 60, bottom: 44, right: narrow ? 132 : 196 };
   const height = Math.max(narrow ? 340 : 400, 16 * named.length + margin.top + margin.bottom);
   const right = width - margin.right,
     floor = height - margin.bottom;
