@@ -140,8 +140,10 @@ function cell(row, column, papers, names) {
   if (column.key !== "strategy")
     return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
   const [citation, address] = papers.get(text.split("(")[0]) ?? [];
-  const name = address ? make("a", { href: address, rel: "noreferrer", title: citation || "the paper" }, short) : short;
-  return make("th", { scope: "row", class: "strategy", title }, name);
+  const lines = short.split(/(?<=[_,])/).flatMap((part, k) => (k ? [make("wbr"), part] : [part]));
+  const paper = { href: address, rel: "noreferrer", title: citation || "the paper" };
+  const name = address ? [make("a", paper, ...lines)] : lines;
+  return make("th", { scope: "row", class: "strategy", title }, ...name);
 }
 
 /** Return a text with its interval in a separate element. */
