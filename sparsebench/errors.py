@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -109,6 +111,44 @@ def few(names: Sequence[str], most: int = 3, width: int | None = None) -> str:
     """Return the first `most` names and the number of the others. With `width`, `plain` cuts each name to it."""
     shown = names[:most] if width is None else [plain(name, width) for name in names[:most]]
     return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def short_names(names: Iterable[str], most: int) -> dict[str, str]:
+    """Return a text of at most `most` characters for each name; different names have different texts.
+
+    A long name is cut at its end. Names that would then be alike keep their beginning and the part where they differ.
+    If they are still alike, they are numbered.
+    """
+    short = {name: name if len(name) <= most else f"{name[: most - 1]}\u2026" for name in names}
+    for alike in _alike(short):
+        same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))
+        short |= {name: _around(name, same, most) for name in alike}
+    room = most - len(f" {len(short)}")
+    numbers = Counter[str]()
+    for name in (name for alike in _alike(short) for name in alike):
+        begin = short[name][:room]
+        numbers[begin] += 1
+        short[name] = f"{begin} {numbers[begin]}"
+    return short
+
+
+def _alike(short: Mapping[str, str]) -> list[list[str]]:
+    """Return the groups of names that have the same text."""
+    groups = defaultdict[str, list[str]](list)
+    for name, text in short.items():
+        groups[text].append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _around(name: str, place: int, most: int) -> str:
+    """Return the beginning of a name and the part from `place` on, in `most` characters."""
+    begin = most // 2 - 1
+    room = most - begin - 1
+    start = max(begin, min(place, len(name) - room))
+    end = name[start : start + room]
+    if start + room < len(name):
+        end = f"{end[:-1]}\u2026"
+    return f"{name[:begin]}\u2026{end}"
 
 
 def plain(text: object, most: int | None = 200) -> str:

@@ -21,7 +21,7 @@ from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
 from sparsebench.errors import few, plain
 from sparsebench.records import manifests
-from sparsebench.records.record import canonical, numbers_of
+from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.table import OUTCOMES
 from sparsebench.stats import paired
 from sparsebench.strategy import spec
@@ -56,6 +56,7 @@ class Board(NamedTuple):
         suites: names and versions of the suites that were run.
         pictures: PNG files by their subject, such as the tokens that were kept.
         papers: citation and address, by strategy name without parameters; the address is a search if none is known.
+        third_party: the strategies, with parameters, that do not come with sparsebench.
     """
 
     judged: Leaderboard
@@ -66,6 +67,7 @@ class Board(NamedTuple):
     suites: Sequence[str] = ()
     pictures: Mapping[str, bytes] = MappingProxyType({})
     papers: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    third_party: frozenset[str] = frozenset()
 
 
 def gather(folder: Path) -> Board:
@@ -104,6 +106,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         suites=list(dict.fromkeys(suites)),  # a suite that was run with several sets of options is listed once
         pictures=pictures,
         papers=papers,
+        third_party=frozenset(frame.loc[frame["distribution"].astype(str) != SHIPPED, "strategy"].astype(str)),
     )
 
 

@@ -17,7 +17,7 @@ from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, over_budget, rank_ends
 from sparsebench.board.judge import Curves, points_of
 from sparsebench.board.settings import DENSE, about
-from sparsebench.errors import UserError, plain, unknown
+from sparsebench.errors import UserError, plain, short_names, unknown
 from sparsebench.stats import style
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     words = "" if setting is None else about(setting)
     if ranking is not None and ranking.curves is not None:
         if quantity == ACCURACY and any(len(line.x) > 1 for line in _lines(ranking.every, ranking.curves).values()):
-            return curves(ranking.every, ranking.curves, words, strategies, width)
+            return curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
         rows = rows[~rows["asked"].isin(set(ranking.curves.budgets) - {ranking.curves.middle})]
     # One row for each strategy, at the budget nearest to one half; without curves, one for each strategy and budget.
     values = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *column.keys])
@@ -119,12 +119,18 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     )
 
 
-def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+def curves(
+    rows: pd.DataFrame,
+    over: Curves,
+    title: str,
+    strategies: Sequence[str] = (),
+    width: str = "two",
+    third_party: Collection[str] = (),
+) -> Figure:
     """Return the picture of the difference of accuracy to dense over realised MACs, with dense at the left.
 
-    It names the chosen strategies, or by default the most accurate at each budget and those of the best ranks. Oracle
-    and random tokens are references. All other lines are thin and grey. Strategies that cost more than dense are left
-    out.
+    It names the chosen strategies, or by default those of `main_strategies`. Oracle and random tokens are references.
+    All other lines are thin and grey. Strategies that cost more than dense are left out.
 
     Args:
         rows: a row for each strategy and budget, see `Ranking.every`.
@@ -132,12 +138,13 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
         title: description of data, networks and track.
         strategies: the strategies to name.
         width: "one" or "two" columns of a paper.
+        third_party: strategies that do not come with sparsebench.
 
     Raises:
         UserError: a chosen strategy is not on the board or costs as much as dense, or there are too many.
     """
     lines = _lines(rows, over)
-    chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over)
+    chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over, third_party)
     references = [name for name in REFERENCES if name in lines and name not in chosen]
     looks = {name: LOOKS[name] for name in references}
     looks |= {name: style.series(place) for place, name in enumerate(chosen)}
@@ -146,7 +153,7 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
     deep = "; lines that leave the chart lose more" if any(line.y.min() < bottom for line in others) else ""
     notes = f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
     notes += f"The vertical axis is stretched near dense.{f' Grey: all others{deep}.' if others else ''} "
-    notes += "" if strategies else "In colour: the most accurate at each budget and the best-ranked others. "
+    notes += "" if strategies else f"In colour: {named_by_default(rows, third_party)}. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
         figure, axis = _new(width, max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2), title, notes)
@@ -171,11 +178,11 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
     return figure
 
 
-def main_strategies(rows: pd.DataFrame, over: Curves) -> list[str]:
+def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[str] = ()) -> list[str]:
     """Return the strategies that `curves` names by default, in the board's order.
 
-    They are the most accurate at each budget, then those of best rank. Strategies that are significantly worse than
-    `random_inside` are left out.
+    They are the most accurate at each budget, then those of best rank; strategies that are significantly worse than
+    `random_inside` are left out. The third-party strategies of best rank are named too, however accurate they are.
     """
     lines = _lines(rows, over)
     deployable = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
@@ -187,7 +194,16 @@ def main_strategies(rows: pd.DataFrame, over: Curves) -> list[str]:
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
     best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
     limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
-    return [name for name in lines if name in best and not lines[name].rank[0] > limit]
+    best = [name for name in best if not lines[name].rank[0] > limit]
+    theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "line"])
+    best += [name for name in over.rows.index if name in theirs][:NAMED]
+    return [name for name in lines if name in best]
+
+
+def named_by_default(rows: pd.DataFrame, third_party: Collection[str]) -> str:
+    """Return which strategies `main_strategies` names."""
+    others = ", and what does not come with sparsebench" if rows["strategy"].isin(third_party).any() else ""
+    return f"the most accurate at each budget{',' if others else ' and'} the best-ranked others{others}"
 
 
 def dots(
@@ -245,7 +261,8 @@ def dots(
         for row in place[~reached]:
             axis.annotate("not reached ", (1, row), xycoords=("axes fraction", "data"), color=style.DARK, ha="right",
                           va="center", fontsize=7, bbox={"color": "white", "pad": 0})  # fmt: skip
-        axis.set_yticks(place, [plain(name, style.LETTERS[width]) for name in order["label"]])
+        short = short_names(order["label"], style.LETTERS[width])
+        axis.set_yticks(place, [plain(short[name]) for name in order["label"]])
         for row in np.flatnonzero(dense):
             axis.get_yticklabels()[row].set_fontweight("bold")
         axis.set_ylim(len(order) - 0.4, -0.6)
@@ -336,9 +353,10 @@ def _label(
 ) -> None:
     """Put a name at the end of each line, moved up or down so that names do not overlap, and connect both."""
     labels: list[Annotation] = []
+    short = short_names([line.name for line in lines], letters)
     for line in lines:
         beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
-        labels.append(axis.annotate(plain(line.name, letters) + beyond, (1, 0.5), (20, 0), "axes fraction",
+        labels.append(axis.annotate(plain(short[line.name]) + beyond, (1, 0.5), (20, 0), "axes fraction",
                                     "offset points", va="center", annotation_clip=False))  # fmt: skip
     figure.draw_without_rendering()
     figure.set_layout_engine("none")

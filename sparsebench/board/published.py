@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
@@ -50,10 +50,29 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
-FIRST = ("rank", "strategy", "budget", "how", "macs_ratio", "sample_complexity", "sample_complexity_ratio",
-         "aligned_gap_reduction", "accuracy", "accuracy_delta", "random_inside_delta", "versus_random_inside",
-         "speed_up", "checks", "badge")  # fmt: skip
-"""The page's first columns. Metrics that tasks declare follow. Other columns are shown on request."""
+FIRST = ("rank", "strategy", "budget", "sample_complexity", "aligned_gap_reduction", "accuracy", "accuracy_delta",
+         "random_inside_delta", "versus_random_inside", "sample_complexity_ratio", "macs_ratio", "how", "speed_up",
+         "checks", "badge")  # fmt: skip
+"""The page's first columns, beginning with those that a narrow screen has room for. Metrics that tasks declare follow.
+Other columns are shown on request."""
+TERMS = (
+    ("macs_ratio", "MACs / dense", "is the share of dense MACs that a strategy really needs, including its own "
+     "computations; it may miss the budget. Dense, the network without a strategy, is 1."),
+    ("random_inside_delta", "random_inside", "drops random tokens inside the network, at the same budget. A strategy "
+     "that is not better has not shown that its choice of tokens matters."),
+    ("oracle", "oracle", "knows which tokens are relevant. It shows what an ideal choice of tokens reaches, and is not "
+     "ranked."),
+    ("versus_random_inside", "vs random_inside", "says whether the difference is significant, corrected for all "
+     "strategies."),
+    ("kept_accuracy", "Kept accuracy", "is the mean accuracy between the lowest budget and all MACs, divided by "
+     "dense's. Ranks are by it."),
+    ("how", "Reduction", f"is {BY_KEY['how'].what}."),
+    ("selection_auroc", "AUROC", "measures how well scores separate relevant tokens from the others; 0.5 is chance."),
+    ("speed_up", "Speed-up", "is images/s divided by dense's on the same machine. Fewer MACs need not make a network "
+     "faster."),
+)  # fmt: skip
+"""Terms that the page explains: the column or kind of strategy that it must have, the term, and the explanation."""
+WIDER = "The table is wider than the page: scroll or swipe it sideways."
 KNOWN = {column.key for column in EVERY}
 SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 """The first of these that was measured sorts a table of the page."""
@@ -170,13 +189,16 @@ def page(board: Board, docs: str = "") -> bytes:
         "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(sheet)}",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
     ])  # fmt: skip
-    data = json.dumps(data_of(board), separators=(",", ":")).translate(ESCAPED)
+    data = data_of(board)
+    keys = {column["key"] for setting in data["settings"] for column in setting["columns"]}
+    rows = board.by_task.rows
     # The page begins with the settings that have several budgets, or otherwise with the main setting.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(
-        policy=policy, style=sheet, scripts=scripts, data=Markup(data), board=board, docs=docs,
+        policy=policy, style=sheet, scripts=scripts, board=board, docs=docs, keys=keys | set(rows["kind"]),
+        data=Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPED)),
         first=[(ranking.setting.title, views.best(ranking)) for ranking in opening], text_of=text_of,
-        legend_of=legend_of, reduction=BY_KEY["how"].what,
+        legend_of=legend_of, terms=TERMS, wider=WIDER,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
     return content.encode("utf-8", "replace")  # UTF-8 has no lone surrogates
@@ -191,17 +213,28 @@ def data_of(board: Board) -> dict[str, Any]:
     # Settings with charts come first.
     rankings = sorted(board.by_task.rankings, key=lambda ranking: ranking.curves is None)
     settings = [
-        _setting(ranking.setting.title, board.by_task.columns, ranking.every, ranking.curves) for ranking in rankings
+        _setting(ranking.setting.title, board.by_task.columns, ranking.every, ranking.curves, board.third_party)
+        for ranking in rankings
     ]
     return {"settings": settings or [_setting("", [], pd.DataFrame(), None)], "papers": dict(board.papers)}
 
 
-def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: Curves | None) -> dict[str, Any]:
+def _setting(
+    title: str,
+    columns: Sequence[Column],
+    frame: pd.DataFrame,
+    over: Curves | None,
+    third_party: Collection[str] = (),
+) -> dict[str, Any]:
     """Return the page's data of one task and model."""
-    budgets: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
+    budgets: dict[str, Any] = {"budgets": [], "middle": None, "named": [], "colours": ""}
     headings, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
-        budgets = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.main_strategies(frame, over)}
+        budgets = {
+            "budgets": list(over.budgets), "middle": over.middle,
+            "named": picture.main_strategies(frame, over, third_party),
+            "colours": picture.named_by_default(frame, third_party),
+        }  # fmt: skip
         headings, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
         # A row for each strategy and budget, dense first, with the rank of the strategy.
         frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])

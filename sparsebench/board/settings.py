@@ -24,7 +24,7 @@ from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.record import canonical, numbers_of
+from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.base import how_of_label
@@ -62,7 +62,9 @@ TRACK = "scratch"
 LACKING = dict.fromkeys((
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
     "inactive", "cost_model", "trained", "badge", "how", "network", *OUTCOMES[1:], GROUPS, FOREGROUNDS,
-), "") | {"track": TRACK, CHECKS: UNCHECKED, "n_train": 0, "repetition": 0, ITEMS: 0}  # fmt: skip
+), "") | {
+    "track": TRACK, CHECKS: UNCHECKED, "distribution": SHIPPED, "n_train": 0, "repetition": 0, ITEMS: 0,
+}  # fmt: skip
 """The columns that the board reads besides metrics, with their values for a table without them."""
 NAMED = 5
 """Largest number of networks that `about` names."""
@@ -452,12 +454,23 @@ def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in params.items() if key in varied} for params in params_of_all]
 
 
+def pictures_of(setting: Setting) -> str:
+    """Return what the pictures of a task show; "" if the task does not name any."""
+    names = (setting.params[0].get(key) for key in ("images", "backgrounds"))
+    return " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
+
+
+def items_of(setting: Setting) -> str:
+    """Return what a test consists of: images, or samples of a task without pictures, such as sets of tokens."""
+    has_images = pictures_of(setting) or "canvas" in setting.params[0] or "patch" in setting.params[1]
+    return "images" if has_images else "samples"
+
+
 def about(setting: Setting) -> str:
     """Return one sentence on the data, and one on the networks and the track."""
     task, model = setting.params
     dense = dense_of(setting.tested)
-    names = (task.get(key) for key in ("images", "backgrounds"))
-    pictures = " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
+    pictures = pictures_of(setting)
     data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
     pixels, patch = task.get("canvas"), model.get("patch")
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
@@ -465,7 +478,7 @@ def about(setting: Setting) -> str:
     tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
     if len(tests):
         classes = {number for text, n in tests.itertuples(index=False) for number in numbers_of(text, n)}
-        data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test images for each network"]
+        data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test {items_of(setting)} for each network"]
     data += [f"class folders are numbered {words}"] if (words := numbering(task)) else []
     number = len(setting.networks) or dense[SEED].nunique()
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]

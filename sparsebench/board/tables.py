@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tabulate import SEPARATING_LINE, tabulate
 
 from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, short_names
 
 DIGITS = 10
 """Significant digits of numbers in files; differences between machines are beyond them."""
@@ -52,6 +52,7 @@ class Table(NamedTuple):
         columns: all columns, for files; people see those with `Column.tables` and a value in some row.
         title: heading above the table.
         above: paragraph above the table.
+        below: paragraph below the table, before the legend.
         legend: sentences below the table.
         main: whether the user's choice of columns applies to it.
         bold: meaning of the values that rows mark with KEY_best; LaTeX has them in bold.
@@ -64,6 +65,7 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     title: str = ""
     above: str = ""
+    below: str = ""
     legend: Sequence[str] = ()
     main: bool = True
     bold: str = ""
@@ -103,16 +105,37 @@ class Choice(NamedTuple):
     width: int | None = None
 
     def of(self, table: Table, columns: Sequence[Column]) -> list[Column]:
-        """Return the chosen columns of a table."""
-        by_key = {column.key: column for column in columns}
-        return [by_key[n] for n in self.names if n in by_key] if self.names and table.main else list(columns)
+        """Return the chosen columns of a table, or `columns` if the choice does not apply to it."""
+        if not self.names or not table.main:
+            return list(columns)
+        by_key = {column.key: column for column in table.columns}
+        return [by_key[name] for name in self.names if name in by_key]
 
-    def check(self, columns: Sequence[Column]) -> None:
-        """Raise UserError if a name is not the key of a column."""
-        keys = list(dict.fromkeys(column.key for column in columns))
+    def report(self, report: Report, for_people: bool) -> Report:
+        """Return a report whose main tables, or whose data if not `for_people`, have the chosen columns.
+
+        Tables may have a row for each strategy, and data a row for each strategy and budget. If only the data have the
+        columns, the rows of the data are shown; if only the tables have them, a file has the rows of the tables.
+
+        Raises:
+            UserError: no column has one of the names, or neither the tables nor the data have all columns.
+        """
+        main = [table for table in report.tables if table.main]
+        of_tables = {column.key: column for table in main for column in table.columns}
+        of_data = {column.key: column for column in report.data.columns}
+        first, second = (of_tables, of_data) if for_people else (of_data, of_tables)
         for name in self.names:
-            if name not in keys:
-                raise UserError("--columns", got=f"'{name}'", allowed=keys)
+            if name not in first and name not in second:
+                raise UserError("--columns", got=f"'{name}'", allowed=list(first | second))
+        if first.keys() >= set(self.names):
+            return report
+        if not second.keys() >= set(self.names):
+            several = " or ".join(", ".join(columns) for columns in (first, second))
+            raise UserError("no table has all of these --columns", got=", ".join(self.names), allowed=several)
+        if for_people:
+            return report._replace(tables=[report.data._replace(explained=True)])
+        rows = [row for table in main for row in table.rows]
+        return report._replace(data=Table(rows, list(of_tables.values())))
 
 
 ALL = Choice()
@@ -131,9 +154,7 @@ def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
     if isinstance(report, Table):
         report = Report([report], report)
     write, for_people = FORMATS[form]
-    tables = report.tables if for_people else [report.data]
-    choice.check([c for table in tables if table.main for c in (table.shown if for_people else table.columns)])
-    return write(report, choice)
+    return write(choice.report(report, for_people), choice)
 
 
 def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
@@ -168,9 +189,9 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
             lines.insert(place, SEPARATING_LINE)
         headings, sides = [escape(column.title) for column in columns], [side(column) for column in columns]
         text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
-        texts = (table.title, table.above, *legend_of(table, columns))
-        title, above, *legend = (escape(words, code=True) for words in texts)
-        parts += [title, above, text, _bullets(legend)] if columns else []
+        texts = (table.title, table.above, table.below, *legend_of(table, columns))
+        title, above, below, *legend = (escape(words, code=True) for words in texts)
+        parts += [title, above, text, below, _bullets(legend)] if columns else []
     return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
 
 
@@ -217,7 +238,7 @@ def _of_a_page(table: Table) -> list[Table]:
                 parts.append([])
             parts[-1].extend(chunk)
     first, *others = parts
-    continued = table._replace(label="", above="Continued.", legend=(), explained=False)
+    continued = table._replace(label="", above="Continued.", below="", legend=(), explained=False)
     return [table._replace(rows=first), *(continued._replace(rows=rows) for rows in others)]
 
 
@@ -225,7 +246,8 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
     if not table.rows or not columns:
         return "% no rows\n"
     bold = f"Bold: {table.bold}." if table.bold else ""
-    caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, *legend_of(table, columns), bold]))
+    title = f"{table.title}." if table.title else ""
+    caption = " ".join(filter(None, [title, table.above, table.below, *legend_of(table, columns), bold]))
     body = [_latex_line(_latex_cell(row, column, bool(table.bold)) for column in columns) for row in table.rows]
     for place in reversed(_rules(table, table.rows)):
         body.insert(place, r"\midrule")
@@ -319,13 +341,11 @@ def fit(
     for column in sorted(remaining, key=lambda column: -widths[column]):
         if column.shown == "text" and over() > 0:
             widths[column] = max(ROOM, widths[column] - over())
-            clipped = [row | {column.key: _clip(row[column.key], widths[column])} for row in clipped]
+            texts = [row[column.key] for row in clipped if isinstance(row[column.key], str)]
+            short = short_names(texts, widths[column])
+            clipped = [row | {column.key: short.get(row[column.key], row[column.key])} for row in clipped]
     return clipped, remaining
 
 
 def _width(rows: Sequence[Row], column: Column) -> int:
     return max([len(column.title) + BETWEEN, *(len(text_of(row, column)) for row in rows)])
-
-
-def _clip(text: object, room: int) -> object:
-    return text[: room - 1] + "\u2026" if isinstance(text, str) and len(text) > room else text

@@ -25,11 +25,18 @@ from sparsebench.board.columns import (
     text_of,
 )
 from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
-from sparsebench.board.settings import DENSE, about, besides_share, over_seeds, speed_ups
+from sparsebench.board.settings import DENSE, SEED, about, besides_share, items_of, over_seeds, speed_ups
 from sparsebench.board.tables import Report, Table
-from sparsebench.errors import UserError, few, plain, reason_of
+from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.records.table import ITEMS
+from sparsebench.stats import paired
 
+MARKS = {
+    paired.BETTER: "significantly better",
+    paired.NOT_SIGNIFICANT: "not significantly different",
+    paired.WORSE: "significantly worse",
+}
+"""The values of `versus_random_inside`, and their words in a sentence."""
 TIED = 3
 """Largest number of tied strategies that are named; the others are counted."""
 LEGEND = (
@@ -104,6 +111,9 @@ LEGEND_OF_MATCHED = (
     f"At equal accuracy: for each strategy the row with the fewest MACs, fewer than dense, that is at most "
     f"{100 * NEAR:g} points below dense; - if there is none. Nothing is interpolated.",
 )
+SIDES = ("strategy", "other")
+"""Keys of the strategies of a row."""
+LEFT_OUT = "rows of other strategies are left out; ranks and significance are those of the whole board"
 TIMES = "speed.jsonl"
 MEASURED = ("network", "strategy", "budget", "mode", "precision", "device", "batch", "macs", "macs_ratio", "latency",
             "images_per_s", "speed_up", "memory")  # fmt: skip
@@ -163,7 +173,35 @@ def best(ranking: Ranking, title: str = "") -> Table:
     where = ", ".join(["on the same machine", *sorted({row["device"] for row in every} - {None})])
     speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
     columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
-    return Table(rows, columns, title, about(ranking.setting), main=False, explained=True)
+    above, below = about(ranking.setting), against_random(ranking)
+    return Table(rows, columns, title, above, below, main=False, explained=True)
+
+
+def against_random(ranking: Ranking) -> str:
+    """Return a sentence that compares the only strategy of a ranking, besides baselines and oracles, with RANDOM.
+
+    Differences and their significance are those of the columns `random_inside_delta` and `versus_random_inside`. Rows
+    over their budget are left out. "" if there are several strategies, or none, or no comparison.
+    """
+    every, delta = ranking.every, BY_KEY[f"{RANDOM}_delta"]
+    rows = every[(every["kind"] == "deployable") & every["accuracy"].notna()]
+    if rows["strategy"].nunique() != 1:
+        return ""
+    rows = rows[~over_budget(rows)].sort_values(["asked", "budget"], ascending=[False, True])
+    clauses = []
+    for mark, words in MARKS.items():
+        alike = dicts(rows[rows[f"versus_{RANDOM}"] == mark])
+        budgets = [f"at {row['budget']} ({text_of(row, delta)} points)" for row in alike]
+        clauses += [f"{words} {', '.join(budgets)}"] if budgets else []
+    if not clauses:
+        return ""
+    name = rows["strategy"].iloc[0]
+    sentence = f"{name} against random tokens inside the network ({RANDOM}): {'; '.join(clauses)}."
+    intervals = rows[delta.keys[1]].notna().any()
+    rule = (
+        f"Tests are corrected for all differences to {RANDOM}{', 95 % intervals in [ ] are not' if intervals else ''}."
+    )
+    return plain(f"{sentence} {rule}", 1000)
 
 
 def _budget_of(row: Row) -> tuple[float, str]:
@@ -208,6 +246,36 @@ def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str)
             )
             tables.append(Table(part, of_part, f"{heading}, task {task}", main=False, explained=True))
     return tables
+
+
+def only(report: Report | Table, strategies: Sequence[str]) -> Report:
+    """Return a report with the rows of some strategies, and of dense. Ranks and significance stay as they are.
+
+    Raises:
+        UserError: a strategy has no row.
+    """
+    if isinstance(report, Table):
+        report = Report([report], report)
+    tables = [*report.tables, report.data]
+    check_names(strategies, [row[key] for table in tables for row in table.rows for key in SIDES if key in row])
+    parts = []
+    for table in tables:
+        rows = [row for row in table.rows if all(is_chosen(row[key], strategies) for key in SIDES if key in row)]
+        parts.append(table._replace(rows=rows))
+    return Report(parts[:-1], parts[-1], [*report.notes, LEFT_OUT])
+
+
+def check_names(strategies: Sequence[str], available: Iterable[str]) -> None:
+    """Raise UserError if one of the strategies is not available."""
+    labels = sorted(set(available))
+    for name in strategies:
+        if name not in labels and not any(label.startswith(f"{name} ") for label in labels):
+            raise unknown("strategy in the table", name, labels)
+
+
+def is_chosen(label: str, strategies: Sequence[str]) -> bool:
+    """Return whether a row's label is dense or one of the strategies; the rest of a budget may follow their names."""
+    return label == DENSE or any(label == name or label.startswith(f"{name} ") for name in strategies)
 
 
 def pairs(rankings: Iterable[Ranking]) -> Table:
@@ -331,7 +399,7 @@ def _shift(sets: list[Ranking]) -> Table:
     return Table(dicts(rows[keys_of(columns)]), columns, above=above, legend=legend)
 
 
-def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
+def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Sequence[str] = ()) -> Report:
     """Return the table of a paper for each ranking: dense, then the strategies by budget, the most accurate first.
 
     Args:
@@ -339,10 +407,17 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
         speed: a folder of `sparsebench speed`, from which images/s, speed-up, latency and peak memory are taken.
             Images/s and memory are those of the largest batch at which the dense network has times. The speeds of
             records are then not used, as other worker processes may have run at the same time.
+        strategies: the only strategies of the table, besides dense; all if empty.
 
     Raises:
-        UserError: the folder has no times.
+        UserError: the folder has no times, or a strategy is not ranked.
     """
+    if strategies:
+        check_names(strategies, [name for ranking in rankings for name in ranking.rows["strategy"]])
+        chosen = [
+            ranking.rows["strategy"].map(lambda name: is_chosen(name, strategies)).astype(bool) for ranking in rankings
+        ]
+        rankings = [ranking._replace(rows=ranking.rows[mask]) for ranking, mask in zip(rankings, chosen, strict=True)]
     times = None
     if speed is not None:
         try:
@@ -357,7 +432,8 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
     notes = []
     for ranking in rankings:
         tested = ranking.setting.every.loc[np.unique(ranking.setting.tested["entry"]), "strategy"]
-        if missing := tested[~tested.isin(ranking.rows["strategy"])].unique().tolist():
+        missing = [] if strategies else tested[~tested.isin(ranking.rows["strategy"])].unique().tolist()
+        if missing:
             notes.append(f"not in the table, as they are oracles or not ranked: {few(missing, NAMED, 100)}")
     columns = PAPER if speed is None else TIMED
     data = Table([row for table in tables for row in table.rows], columns)
@@ -399,9 +475,13 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
             f"{plain(str(speed))} has no times of these strategies on {network} in {precision}, on images of this size."
         )
     quantities = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
+    number = tested.groupby("entry")[SEED].nunique()
+    numbers = " to ".join(str(n) for n in sorted({number.min(), number.max()})) if len(rows) else "0"
+    networks = f"{numbers} network{'' if numbers == '1' else 's'}"
+    items = f"{tested[ITEMS].max() if len(rows) else 0:,} test {items_of(setting)}"
     above = (
-        f"{network} on {setting.task}, {tested[ITEMS].max() if len(rows) else 0:,} test images: {quantities} in %, "
-        "gain over dense in points with its 95 % interval."
+        f"{network} on {setting.task}, {networks}, {items} each: {quantities} in %, gain over dense in points with its "
+        "95 % interval."
     )
     words = dict.fromkeys(f"{setting.task} {setting.model} {network} {setting.largest or ''}".lower().split())
     label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")

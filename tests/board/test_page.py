@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import html
 import io
 import itertools
 import re
@@ -339,6 +340,114 @@ def test_the_policy_allows_what_is_inlined_and_the_page_asks_nobody() -> None:
     assert not re.search(
         r"@import|\beval\(|fetch\(|XMLHttpRequest", "".join(seen.texts["script"] + seen.texts["style"])
     )
+
+
+VARIANTS = [f"method_of_mine(threshold={x},temperature=0.5,rounds=12,warmup=3,strict=False)" for x in (0.25, 0.5, 0.75)]
+
+
+@pytest.mark.parametrize("sandbox", ["", 'sandbox="allow-scripts"'])
+def test_in_a_frame_of_a_notebook_every_control_works_and_the_notebook_stays(
+    chromium: Any, tmp_path: Path, sandbox: str
+) -> None:
+    source = html.escape(render(over_budgets("one", "two")).decode())
+    frame = f'<h1>a notebook</h1><iframe {sandbox} width="1200" height="900" srcdoc="{source}"></iframe>'
+    (tmp_path / "notebook.html").write_text(frame, encoding="utf-8")
+    page, errors = chromium.new_page(), list[str]()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "notebook.html").as_uri())
+    inner = page.frame_locator("iframe")
+    inner.locator("html[data-ready]").wait_for()
+    cell = inner.locator("#table tr:has(th:text-is('two')) td.accuracy")
+    before = cell.inner_text()
+    inner.locator("#budget").select_option("0.3")
+    assert cell.inner_text() != before
+    inner.get_by_label("Filter").fill("two")
+    assert inner.locator("#table tbody th.strategy").all_inner_texts() == ["two"]
+    inner.locator("#chosen").click()
+    inner.locator("#names").get_by_label("one", exact=True).click()
+    assert "one" not in inner.locator("#plot text.name").all_text_contents()
+    inner.get_by_text("Skip to the table").focus()
+    page.keyboard.press("Enter")
+    assert inner.locator(":focus").get_attribute("id") == "scroll" and inner.locator("#chart").is_visible()
+    assert page.locator("h1").all_inner_texts() == ["a notebook"] and not errors
+    page.close()
+
+
+def test_where_a_policy_forbids_the_scripts_the_page_says_so(chromium: Any, opened: Open, tmp_path: Path) -> None:
+    policy = "script-src 'self'; style-src 'self'"  # as the header of a site
+    content = render(over_budgets()).decode()
+    (tmp_path / "page.html").write_text(
+        content.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">'), "utf-8"
+    )
+    page = chromium.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    said = page.locator("#best + p")
+    assert said.is_visible() and "script" in said.inner_text()
+    page.close()
+    assert said_in(opened(over_budgets()), "did not run") == 0
+
+
+def said_in(page: Any, words: str) -> int:
+    """Return how many visible paragraphs of a page contain the words."""
+    return sum(words in text for text in page.locator("p:visible").all_inner_texts())
+
+
+def test_sentences_are_about_what_the_page_shows(opened: Open) -> None:
+    one, several_budgets = opened(single()), opened(over_budgets("one", "two"))
+    assert said_in(one, "over all budgets") == 0 and said_in(several_budgets, "over all budgets") == 1
+    terms = one.locator("li strong").all_inner_texts()
+    assert "MACs / dense" in terms and "oracle" in terms
+    assert not {"Kept accuracy", "Reduction", "AUROC", "Speed-up", "vs random_inside"} & set(terms)
+    assert "Kept accuracy" in several_budgets.locator("li strong").all_inner_texts()
+    legend = several_budgets.locator("#legend")
+    assert "Grey" not in legend.inner_text() and "most accurate" in legend.inner_text()
+    several_budgets.locator("#chosen").click()
+    choose(several_budgets, "one")
+    assert "Grey" in legend.inner_text() and "most accurate" not in legend.inner_text()
+
+
+def test_a_third_party_strategy_has_a_name_and_a_colour_however_bad_it_is(opened: Open) -> None:
+    board = over_budgets()
+    named_before = named(opened(board))
+    assert "mine_29" not in named_before
+    assert set(named(opened(board._replace(third_party=frozenset({"mine_29"}))))) == {*named_before, "mine_29"}
+
+
+@pytest.mark.parametrize("options", [{}, NARROW], ids=["wide", "narrow"])
+def test_variants_with_long_names_are_told_apart(opened: Open, options: dict[str, Any]) -> None:
+    page = opened(over_budgets(*VARIANTS), **options)
+    for place in ("#plot text.name", "#names label", "#table tbody th.strategy"):
+        texts = page.locator(place).all_text_contents()
+        assert len(set(texts)) == len(texts) and sum(text.strip().startswith("method") for text in texts) == 3, place
+    assert all(len(text) < 30 for text in page.locator("#plot text.name").all_text_contents())
+
+
+def test_a_copied_rank_is_no_date_for_a_spreadsheet(opened: Open) -> None:
+    page = opened(single())
+    page.get_by_role("button", name="CSV").click()
+    until(page, lambda: page.locator("#copied").inner_text() == "Copied as CSV.")
+    rows = list(csv.reader(io.StringIO(page.evaluate("navigator.clipboard.readText()"))))
+    ranks = {row[1]: row[0] for row in rows}
+    assert ranks["mine"] == "1" and ranks["oracle"] == "-" and not re.search(r"\d-\d", ranks["dense"])
+    assert re.findall(r"\d+", ranks["dense"]) == ["1", "2"]
+
+
+def test_on_a_narrow_screen_the_accuracy_is_in_sight_and_a_table_says_that_it_is_cut(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"), **NARROW)
+    box = page.locator("#table tr:has(th:text-is('one')) td.accuracy").bounding_box()
+    assert box["x"] + box["width"] <= 390
+    hint = page.locator("p:visible + #scroll")
+    assert hint.count() == 1
+    # The names stay in sight when the table is scrolled.
+    page.locator("#scroll").evaluate("e => e.scrollLeft = 150")
+    assert 0 <= page.locator("#table th:text-is('one')").bounding_box()["x"] < 40
+
+
+def test_a_wide_table_says_that_it_is_cut_and_a_narrow_one_does_not(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"))
+    assert page.locator("p:visible + #scroll").count() == 0
+    page.get_by_label("all columns").check()
+    assert page.locator("p:visible + #scroll").count() == 1
 
 
 def test_with_an_address_of_the_documentation_the_page_links_to_it() -> None:

@@ -35,7 +35,7 @@ def board(
     kinds = {"oracle": "oracle", "random": "baseline", "random_inside": "baseline"}
 
     def point(name: str, asked: float, macs: float, less: float) -> dict[str, Any]:
-        return {"line": name, "asked": asked, "macs_ratio": macs, "accuracy": 0.9 - less / 100,
+        return {"line": name, "strategy": name, "asked": asked, "macs_ratio": macs, "accuracy": 0.9 - less / 100,
                 "accuracy_delta": -less / 100, "accuracy_delta_low": -less / 100 - 0.001,
                 "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
 
@@ -247,7 +247,7 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_pa
         (["--picture", "board.jpg"], "board.jpg"),
         (["--picture", "board.png", "--strategies", "tomee"], "did you mean 'tome'"),
         (["--width", "one"], "--picture"),
-        (["--strategies", "tome"], "--picture"),
+        (["--of", "gap"], "--picture"),
     ],
 )
 def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(

@@ -143,7 +143,8 @@ def test_dry_run_bar_and_status_say_the_same(
     with Progress(out) as bar:
         bar.live = True  # as in a terminal
         bar.begin(plan, workers)
-        assert f"8 of 24 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
+        processes = "1 worker process" if workers == 1 else f"{workers} worker processes"
+        assert f"8 of 24 cells to run, on {processes}, about {left}\n" in capsys.readouterr().err
         states: list[Underway] = []
         with beat(out, plan.expected, workers, states.append):
             assert soon(lambda: bool(states))

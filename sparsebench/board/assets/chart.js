@@ -95,7 +95,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
   const width = Math.max(300, place.clientWidth),
     narrow = width < 560;
   const letters = narrow ? 14 : 20;
-  const margin = { top: 24, left: 60, bottom: 44, right: narrow ? 128 : 176 };
+  const margin = { top: 24, left: 60, bottom: 44, right: narrow ? 132 : 196 };
   const height = Math.max(narrow ? 340 : 400, 16 * named.length + margin.top + margin.bottom);
   const right = width - margin.right,
     floor = height - margin.bottom;
@@ -147,6 +147,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
   const ends = named
     .map((line) => ({ line, x: x(line.points.at(-1).x), y: y(line.points.at(-1).y) }))
     .sort((a, b) => a.y - b.y);
+  const short = shortNames(named.map((line) => line.name), letters);
   const wanted = ends.map((end) => end.y);
   const places = apart(wanted, 16, margin.top, floor);
   ends.forEach((end, k) => {
@@ -156,7 +157,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
     const d = `M${end.x} ${end.y}H${right + 4}L${right + 12} ${places[k]}h4`;
     if (!away) picture.append(svg("path", { class: `join ${style.class}`, d }));
     if (!away && on.includes(end.line.name)) picture.append(mark(end.line, style, right + 16, places[k]));
-    const name = words(clip_(end.line.name, letters) + beyond, right + 24, places[k] + 4, "start");
+    const name = words(short.get(end.line.name) + beyond, right + 24, places[k] + 4, "start");
     name.classList.add("name");
     picture.append(name);
   });
@@ -220,11 +221,14 @@ function dots(setting, column, wide) {
   const scale = svg("svg", { class: "dot", "aria-hidden": "true" });
   scale.append(...ticks.map((tick) => words(String(+(factor * tick).toFixed(6)), at(tick), 14)));
   const names = rows.map((row) => row.strategy);
+  const label = (row) => {
+    const alone = names.indexOf(row.strategy) === names.lastIndexOf(row.strategy);
+    return alone || !row.budget ? row.strategy : `${row.strategy}, ${row.budget}`;
+  };
+  const short = shortNames(shown.map(label), 40);
   const dense = shown.find((row) => row.strategy === "dense")?.[key];
   const body = shown.map((row) => {
     const [from, to] = [row[`${key}_low`], row[`${key}_high`]];
-    const alone = names.indexOf(row.strategy) === names.lastIndexOf(row.strategy);
-    const label = alone || !row.budget ? row.strategy : `${row.strategy}, ${row.budget}`;
     const dot = svg("svg", { class: `dot ${row.kind}`, "aria-hidden": "true" });
     dot.append(...ticks.map((tick) => rule("grid", at(tick), 0, at(tick), "100%")));
     if (Number.isFinite(dense)) dot.append(rule("zero", at(dense), 0, at(dense), "100%"));
@@ -232,7 +236,7 @@ function dots(setting, column, wide) {
     const mark = svg("path", { class: "mark", d: MARKS[row.kind] });
     if (Number.isFinite(row[key])) dot.append(svg("svg", { x: at(row[key]), y: "50%", overflow: "visible" }, mark));
     const value = make("td", { class: "number" }, ...parts(format(row, column), column));
-    return make("tr", {}, make("th", { scope: "row" }, clip_(label, 40)), value, make("td", { class: "wide" }, dot));
+    return make("tr", {}, make("th", { scope: "row" }, short.get(label(row))), value, make("td", { class: "wide" }, dot));
   });
   const head = make("tr", {}, make("th", { scope: "col" }, "strategy"));
   head.append(make("th", { scope: "col", class: "number" }, column.heading));

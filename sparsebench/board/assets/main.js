@@ -1,5 +1,5 @@
 "use strict";
-// The reader's choices are stored in the fragment of the address. The page shows the state that the fragment describes.
+// The reader's choices are stored in the fragment of the page's address, so that a copied link shows the same view.
 
 (() => {
   const { settings, papers: addresses } = JSON.parse(document.getElementById("data").textContent);
@@ -8,10 +8,11 @@
   for (const setting of settings)
     setting.rows = setting.rows.map((values) => Object.fromEntries(setting.keys.map((key, k) => [key, values[k]])));
   const wide = () => matchMedia("(min-width: 40rem)").matches;
+  const fragment = () => new URLSearchParams(location.hash.slice(1));
+  let address = fragment();
   let table, timer;
 
   function read() {
-    const address = new URLSearchParams(location.hash.slice(1));
     const setting = settings[address.get("task")] ?? settings[0];
     const known = new Set(setting.rows.map((row) => row.strategy));
     const [sign, key] = /^(-?)(.*)$/.exec(address.get("sort") ?? "").slice(1);
@@ -30,12 +31,21 @@
 
   /** Change choices in the address; null removes a choice. */
   function write(changes) {
-    const address = new URLSearchParams(location.hash.slice(1));
     for (const [key, value] of Object.entries(changes)) {
       address.delete(key);
       for (const item of [value].flat()) if (item !== null) address.append(key, item);
     }
-    history.replaceState(null, "", `#${address}`);
+    try {
+      history.replaceState(null, "", `#${address}`);
+    } catch {
+      // The address of a frame with srcdoc, as in a notebook, cannot be changed.
+    }
+  }
+
+  /** Show the sentences that are true: all words of their data-if are in a set. */
+  function say(place, words) {
+    for (const sentence of place.querySelectorAll("[data-if]"))
+      sentence.hidden = !sentence.dataset.if.split(" ").every((word) => words.has(word));
   }
 
   function choices(select, options, chosen) {
@@ -49,6 +59,13 @@
     const columns = setting.columns.filter((column) => column.first || every);
     const groups = select(setting, { budget, search, sort });
     table = { setting, groups, columns, sort, papers, onSort };
+    const names = setting.rows.map((row) => row.strategy.split("(")[0]);
+    say(at("about-table"), new Set([
+      ...columns.map((column) => column.key),
+      ...setting.rows.map((row) => row.kind),
+      setting.budgets.length ? "curves" : "rows",
+      names.some((name) => papers.has(name)) && "papers",
+    ]));
     const count = groups.reduce((sum, { rows }) => sum + rows.length, 0);
     drawTable(at("table"), { ...table, all });
     fit();
@@ -56,9 +73,14 @@
     at("more").hidden = all || count <= AT_ONCE;
   }
 
-  /** Keep the head of the table in sight if the table needs no horizontal scrolling. */
+  /** Keep the head of a table in sight if the table needs no horizontal scrolling; otherwise say that it needs it. */
   function fit() {
-    at("scroll").classList.toggle("fits", at("table").offsetWidth <= at("scroll").clientWidth);
+    for (const place of document.querySelectorAll(".scroll")) {
+      const hidden = place.firstElementChild.offsetWidth - place.clientWidth;
+      place.classList.toggle("fits", hidden <= 0);
+      place.classList.toggle("cut", place.scrollLeft < hidden - 1);
+      place.previousElementSibling.hidden = hidden <= 0;
+    }
   }
 
   function onSort(key) {
@@ -92,11 +114,19 @@
     const lines = linesOf(setting, axis);
     const named = on.filter((name) => lines.some((line) => line.name === name)).slice(0, MOST);
     drawLines(at("plot"), { lines, on: named, axis, onHover: (nearest) => tip(setting, nearest), toggle });
+    const references = lines.filter(({ name }) => REFERENCES.has(name) && !named.includes(name));
+    at("colours").textContent = address.has("on") ? "the chosen strategies" : setting.colours;
+    say(at("legend"), new Set([
+      ...references.map(({ name }) => name),
+      named.length && "named",
+      lines.length > named.length + references.length && "others",
+    ]));
     const focused = document.activeElement?.dataset?.name;
+    const short = shortNames(lines.map(({ name }) => name), 40);
     const boxes = lines.map(({ name }) => {
       const box = make("input", { type: "checkbox", checked: on.includes(name), "data-name": name });
       box.addEventListener("change", () => toggle(name));
-      return make("label", {}, box, " ", clip_(name, 40));
+      return make("label", {}, box, " ", short.get(name));
     });
     at("names").replaceChildren(...boxes);
     if (focused) [...at("names").querySelectorAll("input")].find((box) => box.dataset.name === focused)?.focus();
@@ -171,6 +201,8 @@
 
   document.documentElement.classList.add("js");
   const on = (id, event, change, then) => at(id).addEventListener(event, () => (write(change(at(id))), then()));
+  at("skip").addEventListener("click", () => at("scroll").focus());
+  for (const place of document.querySelectorAll(".scroll")) place.addEventListener("scroll", fit);
   on("task", "change", ({ value }) => ({ task: value, budget: null, sort: null, on: null, x: null }), show);
   on("budget", "change", ({ value }) => ({ budget: value }), showTable);
   on("axis", "change", ({ value }) => ({ x: value }), showChart);
@@ -184,10 +216,11 @@
   );
   for (const button of document.querySelectorAll("[data-copy]"))
     button.addEventListener("click", () => copy(button.dataset.copy));
-  addEventListener("hashchange", show);
+  addEventListener("hashchange", () => ((address = fragment()), show()));
   addEventListener("beforeprint", () => showTable(true));
   addEventListener("resize", () => (clearTimeout(timer), (timer = setTimeout(() => (showChart(), fit()), 100))));
   show();
+  at("no-script").remove();
   requestAnimationFrame(() =>
     setTimeout(() => {
       showOthers(); // after the first screen

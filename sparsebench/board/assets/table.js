@@ -27,6 +27,36 @@ function clip_(text, most) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}\u2026` : text;
 }
 
+/** Return a text of at most `most` characters for each name; different names have different texts. */
+function shortNames(names, most) {
+  const letters = new Map(names.map((name) => [name, Array.from(name)]));
+  const short = new Map(names.map((name) => [name, clip_(name, most)]));
+  const alike = () => {
+    const groups = new Map();
+    for (const [name, text] of short) groups.set(text, [...(groups.get(text) ?? []), name]);
+    return [...groups.values()].filter((group) => group.length > 1);
+  };
+  for (const group of alike()) {
+    // Keep the beginning, and the part where the names differ.
+    const [first, ...others] = group.map((name) => letters.get(name));
+    const place = first.findIndex((letter, k) => others.some((other) => other[k] !== letter));
+    const begin = Math.floor(most / 2) - 1;
+    const room = most - begin - 1;
+    for (const name of group) {
+      const all = letters.get(name);
+      const start = Math.max(begin, Math.min(place < 0 ? first.length : place, all.length - room));
+      short.set(name, `${all.slice(0, begin).join("")}\u2026${clip_(all.slice(start).join(""), room)}`);
+    }
+  }
+  const numbers = new Map();
+  for (const name of alike().flat()) {
+    const begin = Array.from(short.get(name)).slice(0, most - ` ${short.size}`.length).join("");
+    numbers.set(begin, (numbers.get(begin) ?? 0) + 1);
+    short.set(name, `${begin} ${numbers.get(begin)}`);
+  }
+  return short;
+}
+
 const NUMBERS = {
   percent: (value) => (100 * value).toFixed(1),
   points: (value) => signed(100 * value, 1),
@@ -82,10 +112,11 @@ function drawTable(table, { setting, groups, columns, sort, papers, all, onSort 
     return make("th", { scope: "col", class: classOf(key, unit), "aria-sort": sorted }, button);
   });
   let left = all ? Infinity : AT_ONCE;
+  const short = shortNames(setting.rows.map((row) => row.strategy), WIDEST);
   const bodies = groups.map(({ title, rows }) => {
     const body = make("tbody");
     for (const row of rows.slice(0, left))
-      body.append(make("tr", { class: row.kind }, ...columns.map((column) => cell(row, column, papers))));
+      body.append(make("tr", { class: row.kind }, ...columns.map((column) => cell(row, column, papers, short))));
     left -= body.children.length;
     const divider = make("th", { colSpan: columns.length, scope: "rowgroup" }, make("span", {}, title));
     if (title && body.children.length) body.prepend(make("tr", { class: "divider" }, divider));
@@ -102,15 +133,17 @@ function classOf(key, unit) {
   return unit === "text" && key !== "rank" ? key : `number ${key}`;
 }
 
-function cell(row, column, papers) {
+function cell(row, column, papers, names) {
   const text = format(row, column);
-  const short = clip_(text, WIDEST);
+  const short = column.key === "strategy" ? names.get(row.strategy) : clip_(text, WIDEST);
   const title = short !== text && clip_(text, 500);
   if (column.key !== "strategy")
     return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
   const [citation, address] = papers.get(text.split("(")[0]) ?? [];
-  const name = address ? make("a", { href: address, rel: "noreferrer", title: citation || "the paper" }, short) : short;
-  return make("th", { scope: "row", class: "strategy", title }, name);
+  const lines = short.split(/(?<=[_,])/).flatMap((part, k) => (k ? [make("wbr"), part] : [part]));
+  const paper = { href: address, rel: "noreferrer", title: citation || "the paper" };
+  const name = address ? [make("a", paper, ...lines)] : lines;
+  return make("th", { scope: "row", class: "strategy", title }, ...name);
 }
 
 /** Return a text with its interval in a separate element. */
@@ -132,9 +165,13 @@ const COPIES = {
   },
 };
 
-/** Return the shown rows and columns as Markdown or CSV. */
+/** Return the shown rows and columns as Markdown or CSV. In spreadsheets a rank such as 1-7 would be a date. */
 function copied(form, { groups, columns }) {
-  const body = groups.flatMap(({ rows }) => rows.map((row) => columns.map((column) => format(row, column))));
+  const text = (row, column) => {
+    const shown = format(row, column);
+    return form === "CSV" && column.key === "rank" ? shown.replace(/^(\d+)-(\d+)$/, "$1 to $2") : shown;
+  };
+  const body = groups.flatMap(({ rows }) => rows.map((row) => columns.map((column) => text(row, column))));
   const sides = columns.map(({ key, unit }) => classOf(key, unit).startsWith("number"));
   return COPIES[form]([...columns.map(({ heading }) => heading)], body, sides);
 }
