@@ -211,17 +211,17 @@ def unranked(settings: Sequence[Setting], folder: Path | None = None) -> list[st
     files = {strategy.name: strategy.file for strategy in described if strategy.file}
     command, lines = "a run with the options of the others", []
     for setting in settings:
-        missing, of_entries = setting.missing, setting.entries["strategy"]
-        if missing.dense:
+        common, of_entries = setting.common, setting.entries["strategy"]
+        if common.dense:
             failed = (setting.others["strategy"] == DENSE).any()
             lines.append(f"{setting.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
-        sizes = missing.cells.columns.get_level_values("n_train").nunique()
+        sizes = common.cells.get_level_values("n_train").nunique()
         unit = "trials" if sizes > 1 else "tests" if setting.networks else "repetitions"
         alike = defaultdict[str, list[str]](list)
-        for strategy, lacking in missing.cells.groupby(of_entries).any().sum(axis=1).items():
-            budgets = {share for i in of_entries.index[of_entries == strategy] for share in missing.shares.get(i, ())}
+        for strategy, lacking in common.lacking.groupby(of_entries).any().sum(axis=1).items():
+            budgets = {share for i in of_entries.index[of_entries == strategy] for share in common.shares.get(i, ())}
             parts = [f"macs {budget:g}" for budget in sorted(budgets, reverse=True)]
-            parts += [f"{lacking} of {missing.cells.shape[1]} {unit}"] if lacking else []
+            parts += [f"{lacking} of {len(common.cells)} {unit}"] if lacking else []
             if parts:
                 alike[", ".join(parts)].append(strategy)
         for text, strategies in alike.items():
