@@ -128,10 +128,10 @@ class Leaderboard(NamedTuple):
 def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 
-    A board over all tasks uses one setting of each task: the setting with the most records, and not the latest, as the
-    same cells must give the same board. These settings are ordered: main tasks of suites first, then tasks without
-    trials, then by falling number of records. Each part of the columns is taken from the first setting that has it, and
-    its columns name that task.
+    A board over all tasks uses one setting of each task: the setting with the most strategies, and of these the one
+    with the most records, and not the latest, as the same cells must give the same board. These settings are ordered:
+    main tasks of suites first, then tasks without trials, then by falling number of records. Each part of the columns
+    is taken from the first setting that has it, and its columns name that task.
 
     Args:
         records: flat records; only records with status ok have rows.
@@ -152,15 +152,16 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     if by:
         groups = [[setting] for setting in settings]
     else:
-        ordered = sorted(
-            settings, key=lambda setting: (len(setting.records), setting.n_train, setting.setting, setting.track)
-        )
+        ordered = sorted(settings, key=lambda setting: (
+            setting.entries["strategy"].nunique(), len(setting.measured), setting.n_train, setting.setting,
+            setting.track,
+        ))  # fmt: skip
         tasks = {setting.source: setting for setting in ordered}
         if len(tasks) > 1:
             tasks.pop(PRETRAINING, None)
         groups = [sorted(tasks.values(), key=lambda setting: (
             mains.index(setting.source) if setting.source in mains else len(mains), setting.has_trials,
-            -len(setting.records), setting.source,
+            -len(setting.measured), setting.source,
         ))] if tasks else []  # fmt: skip
     rankings = []
     for group in groups:
@@ -388,6 +389,11 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     of_strategy = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
     shared = [key for key in (*columns.keys_of(of_strategy), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
+    seeds = {
+        line: set.intersection(*(set(main.contenders[entry][0].means) for entry in points.index))
+        for line, points in compared.groupby("line")
+    }
+    table["n_seeds"] = table.index.map(lambda line: len(seeds.get(line, ())))
     # At a budget that is not common, a point may have fewer seeds than the others: then it has only its own row.
     besides = points.index.difference(compared.index)
     alike = points.drop(besides[besides.isin(main.common.apart)])
@@ -409,9 +415,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     return rows, Curves(budgets, middle, table, pairs)
 
 
-def _heights(
-    main: Setting, rows: pd.DataFrame, budgets: Sequence[float]
-) -> tuple[dict[str, Contender], pd.DataFrame]:
+def _heights(main: Setting, rows: pd.DataFrame, budgets: Sequence[float]) -> tuple[dict[str, Contender], pd.DataFrame]:
     """Return mean accuracies, by which curves are ranked, and kept accuracy and MACs at -2 points.
 
     Only curves with a point at the lowest budget have them. A height also needs that this point spends less than the

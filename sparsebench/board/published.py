@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
@@ -209,6 +209,7 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
         frame = frame.assign(**of_line, at=frame["asked"].mask(frame["line"] == DENSE))
         for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # no differences to themselves
             frame.loc[frame["strategy"] == base, list(BY_KEY[key].keys)] = None
+    first = {*FIRST, "n_seeds"} if "n_seeds" in frame and frame["n_seeds"].nunique() > 1 else set(FIRST)
     rows = dicts(frame)
     columns = [column for column in (with_values(rows, columns) if rows else []) if column.key not in hidden]
     columns.sort(
@@ -220,16 +221,16 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
     return budgets | {
         "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
-        "columns": [_column(column, headings.get(column.key, column.title)) for column in columns],
+        "columns": [_column(column, headings.get(column.key, column.title), first) for column in columns],
         "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
     }  # fmt: skip
 
 
-def _column(column: Column, heading: str) -> dict[str, Any]:
-    """Return the page's data of a column; `unit` selects its number format."""
+def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, Any]:
+    """Return the page's data of a column; `unit` selects its number format. `first` has the keys that are shown."""
     return {
         "key": column.key, "heading": heading, "what": column.what, "unit": column.shown,
-        "interval": column.interval, "first": column.key not in KNOWN or column.key in FIRST,
+        "interval": column.interval, "first": column.key not in KNOWN or column.key in first,
         "falling": column.shown != "text" and column.falling,
     }  # fmt: skip
 

@@ -451,9 +451,7 @@ class Setting:
 
     def _pictures_vary(self) -> bool:
         """Return whether repetitions test one network on different pictures."""
-        tests = self.measured.loc[
-            self.measured["network"] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]
-        ]
+        tests = self.measured.loc[self.measured["network"] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
         tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
         return bool(tests.drop_duplicates().duplicated(["entry", SEED]).any())
 

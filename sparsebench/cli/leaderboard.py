@@ -169,7 +169,7 @@ def _text(
     folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
 ) -> str:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, machines, notes_on, unranked
+    from sparsebench.board.board import bibtex, machines, notes_on, unequal
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
@@ -186,7 +186,7 @@ def _text(
         return render(getattr(views, view)(result.rankings), form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # formats that hold only a table
-        for line in (*unranked(result.settings, folder), *machines(records)):
+        for line in (*unequal(result.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, result, folder, technical=technical or form != "table")
