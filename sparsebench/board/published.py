@@ -32,7 +32,7 @@ from sparsebench.board.judge import RANDOM, Curves
 from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
-from sparsebench.files import content_or_none, write_whole
+from sparsebench.files import content_or_none, with_lf, write_whole
 from sparsebench.stats import style
 
 REDUCED, ALIKE = 8, 0.95
@@ -41,7 +41,7 @@ NAME = "leaderboard.csv"
 KEPT = (".md", ".csv", ".png")
 """Endings of the files that a published board keeps beside its records. The page and JSON are made when needed."""
 README = "README.md"
-MARKED = re.compile(rb"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)
+MARKED = re.compile(rb"(<!-- ([\w-]+) (board|verdicts) -->(\r?\n)).*?(<!-- end of \2 \3 -->)", re.DOTALL)
 SCRIPTS = ("assets/chart.js", "assets/table.js", "assets/main.js")
 """In order of execution; each script uses declarations of the scripts before it."""
 STYLE = "assets/page.css"
@@ -108,7 +108,7 @@ def documents(folder: Path) -> dict[Path, bytes]:
     contents = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
     for path in sorted((root / "docs" / "results").glob("*/*")):
         source = content_or_none(folder / path.parent.name / path.name) if path.suffix != ".md" else None
-        contents |= {} if source is None else {path: source}
+        contents |= {} if source is None else {path: with_lf(source)}
     return contents
 
 
@@ -116,35 +116,40 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
     """Return a document with its marked parts replaced by the folder's texts."""
 
     def part(match: re.Match[bytes]) -> bytes:
-        begin, name, kind, end = match.groups()
+        begin, name, kind, newline, end = match.groups()
         board = folder / name.decode()
         text = content_or_none(board / ("leaderboard.md" if kind == b"board" else "verdicts.md"))
         if text is None:
             return match[0]
         if is_readme and kind == b"board":
             text = "".join(render(views.best(ranking), "md") for ranking in gather(board).judged.rankings).encode()
-        return begin + text + end
+        return begin + with_lf(text).replace(b"\n", newline) + end
 
     return MARKED.sub(part, content)
 
 
 def differences(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Return the paths of files with other contents, and of pictures that look different."""
+    """Return the paths of texts that differ in more than line endings, and of pictures that look different."""
     return [path for path, content in contents.items() if not _same(content_or_none(path), content)]
 
 
 def write(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write the files that have other contents, and return their paths."""
-    changed = [path for path, content in contents.items() if content_or_none(path) != content]
-    for path in changed:
-        write_whole(path, contents[path])
+    """Write the files that differ in more than line endings, and return their paths."""
+    changed = []
+    for path, content in contents.items():
+        before = content_or_none(path)
+        if before is None or with_lf(before) != with_lf(content):
+            write_whole(path, content)
+            changed.append(path)
     return changed
 
 
 def _same(content: bytes | None, expected: bytes) -> bool:
-    """Return whether contents are equal, or pictures look alike: versions of matplotlib write different bytes."""
-    if content == expected or content is None:
-        return content == expected
+    """Return whether texts are equal, or pictures look alike: versions of matplotlib write different bytes."""
+    if content is None:
+        return False
+    if with_lf(content) == with_lf(expected):
+        return True
     try:
         pictures = [Image.open(BytesIO(data), formats=("PNG",)) for data in (expected, content)]
         if pictures[0].size != pictures[1].size:  # known before decoding

@@ -171,3 +171,30 @@ def test_a_readme_has_what_a_board_tells_first(board: Path, tmp_path: Path) -> N
     assert "All strategies" in whole and "All strategies" not in text
     assert text.startswith("above\n") and text.endswith("below\n")
     assert call(tmp_path / "boards", "--check")[0] == 0
+
+
+def with_crlf(folder: Path) -> None:
+    """Check out the texts of a folder with CRLF, as Git does with core.autocrlf."""
+    for path in folder.rglob("*"):
+        if path.suffix in (".md", ".csv", ".svg"):
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def test_texts_with_other_line_endings_are_read_alike(project: Path) -> None:
+    shutil.copy(project / "boards" / "one" / "leaderboard.csv", project / "boards" / "paper" / "table.csv")
+    shutil.copy(project / "boards" / "one" / "leaderboard.csv", project / "docs" / "results" / "paper" / "table.csv")
+    (project / "README.md").write_text("first\n<!-- one board -->\n<!-- end of one board -->\nlast\n")
+    assert call(project / "boards", "--update")[0] == 0
+    before = (project / "README.md").read_bytes()
+    with_crlf(project)
+    assert call(project / "boards", "--check")[0] == 0 and call(project / "boards", "--update")[1].count("written") == 0
+    wrong = dict.fromkeys(["README.md", "docs/results/page.md", "boards/one/leaderboard.md"], b"3 networks")
+    for name, text in (wrong | {"docs/results/paper/table.csv": b"0.5"}).items():
+        content = (project / name).read_bytes()
+        (project / name).write_bytes(content.replace(text, b"7", 1))
+        assert (project / name).read_bytes() != content
+        code, output = call(project / "boards", "--check")
+        assert code == 1 and Path(name).name in output
+        assert call(project / "boards", "--update")[0] == 0 and call(project / "boards", "--check")[0] == 0
+        assert (project / name).read_bytes().replace(b"\r\n", b"\n") == content.replace(b"\r\n", b"\n")
+    assert (project / "README.md").read_bytes() == before.replace(b"\n", b"\r\n")
