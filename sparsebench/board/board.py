@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
-from urllib.parse import quote_plus
 
 import numpy as np
 import pandas as pd
@@ -18,6 +16,7 @@ from scipy.special import bdtr
 from sparsebench import files
 from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.judge import Leaderboard, judge
+from sparsebench.board.papers import address_of
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
 from sparsebench.errors import few, plain
 from sparsebench.records import manifests
@@ -35,13 +34,6 @@ NAMED = 5
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000
 """Limit on the total size of the pictures in a board. Pictures beyond it stay files of the folder."""
-ADDRESSES = (
-    (re.compile(r"(https?://[\w./?=&%~+:-]+\w)"), ""),
-    (re.compile(r"doi\s*=\s*[{\"]\s*(10\.[\w./()-]+[\w)])"), "https://doi.org/"),
-    (re.compile(r"(?i:arxiv|eprint)\W{1,6}(?:preprint arXiv:)?(\d{4}\.\d{4,5})"), "https://arxiv.org/abs/"),
-)
-"""Patterns of a publication's address in a citation, each with the prefix that completes the address."""
-SEARCH = "https://scholar.google.com/scholar?q="
 
 
 class Board(NamedTuple):
@@ -85,10 +77,8 @@ def board_of(records: Flats, folder: Path) -> Board:
     suites = (plain(f"{suite.name}, version {suite.version}") for suite in suites_asked)
     papers = {}
     for strategy in _strategies_of(folder, frame):
-        citation, text = plain(strategy.citation, 300), f"{strategy.bibtex} {strategy.citation}"
-        addresses = [f"{begin}{match[1]}" for pattern, begin in ADDRESSES if (match := pattern.search(text))]
-        if address := next(iter(addresses), f"{SEARCH}{quote_plus(citation)}" if citation else ""):
-            papers[strategy.name] = citation, address
+        if address := address_of(strategy.bibtex, strategy.citation):
+            papers[strategy.name] = plain(strategy.citation, 300), address
     pictures, room = {}, MOST_BYTES
     for path in files.files_in(folder.resolve(), ".png"):
         content = None if path.name.startswith(OWN_PICTURE) else files.content_or_none(path, room)
