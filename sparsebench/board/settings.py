@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
@@ -58,7 +58,8 @@ KEY = ["strategy", "kind", "budget"]
 """Columns that identify a row of a board. The column `entry` numbers their combinations, in order."""
 DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
 """Attributes of a table of records: the metrics that its tasks declare, the main tasks of its suites, and the suites'
-metric of success for sample complexity; the default is `success`."""
+metric of success for sample complexity; the default is `success`. Attributes are plain data, because pandas stores them
+as JSON in some files. A metric is the mapping of its fields."""
 ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
@@ -109,9 +110,9 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     kept = {pa.string(), pa.binary()}
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
     records = describe(_with_names(records, manifests.file_names(out)), out)
-    records.attrs[DECLARED] = kinds
+    records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
     suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
-    records.attrs[MAIN] = tuple(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
+    records.attrs[MAIN] = list(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
     if success := next((suite.sample_complexity for suite in suites if suite.sample_complexity), ""):
         records.attrs[SUCCESS] = success
     return records
@@ -183,8 +184,9 @@ def frame_of(records: Flats) -> pd.DataFrame:
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
     """Return the metrics whose columns are means or medians over seeds: some of SHOWN, and those that tasks declare."""
     columns = {column.key for column in EVERY}
-    declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
-    return [*(kind for kind in SHOWN if kind.name not in columns), *declared]
+    declared = [MetricKind(**fields) for fields in frame.attrs.get(DECLARED, ())]
+    shown = (kind for kind in SHOWN if kind.name not in columns)
+    return [*shown, *(kind for kind in declared if kind.over_seeds != "none")]
 
 
 def besides_share(budget: str, share: float) -> str:

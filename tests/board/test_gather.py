@@ -130,7 +130,7 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
         suite = {"name": task, "version": 1, "settings": [str(k) * 64 for k in range(n)]}
         store.keep(tmp_path / "suites", suite | {"main_task": task, "sample_complexity": task})
     attributes = read(tmp_path).attrs
-    assert (attributes[MAIN], attributes[SUCCESS]) == (("spurious", "theory"), "spurious")  # the larger one first
+    assert (attributes[MAIN], attributes[SUCCESS]) == (["spurious", "theory"], "spurious")  # the larger one first
 
 
 def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(tmp_path: Path) -> None:
