@@ -33,6 +33,8 @@ from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, with_lf, write_whole
+from sparsebench.publish import MANIFEST
+from sparsebench.records import store
 from sparsebench.stats import style
 
 REDUCED, ALIKE = 8, 0.95
@@ -80,19 +82,31 @@ def files(board: Board) -> dict[str, bytes]:
     return texts | drawn | {"leaderboard.html": page(board)}
 
 
-def boards(folder: Path) -> list[Path]:
+def boards(folder: Path, *, new: bool = False) -> list[Path]:
     """Return the folders of boards: the folder itself and those below it.
 
+    Args:
+        folder: the folder.
+        new: whether to return also the folders below it that have records and no board.
+
     Raises:
-        UserError: there is no board.
+        UserError: there is no such folder.
     """
-    folders = sorted(path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir())
+    folders = {path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir()}
+    if new:
+        folders |= set(without_boards(folder))
     if not folders:
         raise UserError(
             f"no board in {folder}", allowed=f"folders with {NAME} and the records behind it",
             next_step="sparsebench run STRATEGY --out DIR makes one",
         )  # fmt: skip
-    return folders
+    return sorted(folders)
+
+
+def without_boards(folder: Path) -> list[Path]:
+    """Return the folders below a folder that have records and no board, without submissions."""
+    places = store.folders_below(folder)
+    return [place for place in places if not (place / NAME).is_file() and not (place / MANIFEST).is_file()]
 
 
 def board_files(folder: Path) -> dict[Path, bytes]:

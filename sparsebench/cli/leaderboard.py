@@ -140,7 +140,9 @@ def _compare_or_write(folder: Path, write: bool) -> int:
             next_step=f"`sparsebench leaderboard {folder} -o FILE` writes its board to another place",
         )
     wrong = contradicted = 0
-    folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
+    folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder, new=write)
+    new = [] if write else published.without_boards(folder)
+    click.echo("".join(f"{place}: has records and no board; --update writes it\n" for place in new), nl=False)
     for board in folders:
         contents = published.board_files(board)
         names = [path.name for path in (published.write if write else published.differences)(contents)]

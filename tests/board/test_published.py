@@ -107,6 +107,27 @@ def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
     assert code == 0 and "leaderboard.png" in output and (tmp_path / "leaderboard.csv").exists()
 
 
+def test_update_makes_boards_of_new_folders_beside_others(board: Path, tmp_path: Path) -> None:
+    new, submission = board.parent / "deeper" / "new", board.parent / "submissions" / "a" / "quick-1"
+    for folder in (new, submission):
+        write_board(folder)
+    (submission / "manifest.json").write_text("{}")
+    code, output = call(board.parent, "--check")
+    assert code == 0 and str(new) in output and str(submission) not in output
+    code, output = call(board.parent, "--update")
+    assert code == 0 and (new / "leaderboard.csv").exists() and not (submission / "leaderboard.csv").exists()
+    code, output = call(board.parent, "--check")
+    assert code == 0 and f"{new}: matches its records" in output
+
+
+def test_a_folder_of_folders_with_records_names_one(tmp_path: Path) -> None:
+    write_board(tmp_path / "submissions" / "tome" / "quick-1")
+    for folder in (tmp_path, tmp_path / "submissions"):
+        code, output = call(folder)
+        assert code != 0 and str(tmp_path / "submissions" / "tome" / "quick-1") in output
+    assert "sparsebench run" in call(tmp_path / "submissions" / "tome" / "quick-1" / "records")[1]
+
+
 def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
     rows = store.rows(PUBLISHED)[:1]
     (record,) = map(table.record_of, table.rows_of(rows))
