@@ -109,6 +109,11 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     rows = rows.sort_by([(name, "ascending") for name in ORDER])
     kept = {pa.string(), pa.binary()}
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
+    if not (records["status"] == "ok").any():  # without a result, records have no metrics
+        lacking = [
+            name for kind in (*KINDS, *kinds) if (name := kind.name) not in records and not name.endswith(OF_GROUPS)
+        ]
+        records = records.assign(**dict.fromkeys(filter(wanted, lacking), math.nan))
     records = describe(_with_names(records, manifests.file_names(out)), out)
     records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
     suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
