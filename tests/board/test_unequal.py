@@ -11,7 +11,7 @@ from sparsebench.board.board import notes_on
 from sparsebench.board.columns import Row, dicts
 from sparsebench.board.judge import judge
 from sparsebench.board.settings import about
-from sparsebench.board.tables import render
+from sparsebench.board.tables import Choice, render
 from sparsebench.board.views import report
 from sparsebench.records.record import bytes_of
 
@@ -151,9 +151,12 @@ def test_a_strategy_with_far_less_is_shown_and_not_ranked_and_the_others_are_as_
         assert (row["rank"], row["n_seeds"], row["versus_dense"]) == ("not ranked", 1, None)
         assert row["accuracy"] == record["accuracy"]
         assert row["accuracy_delta"] == pytest.approx(record["accuracy"] - dense["accuracy"])
-    shown = render(report(judge([*others, *less])), "md")
-    (line,) = (line for line in shown.splitlines() if line.startswith("|") and "| dull" in line)
-    assert "seeds" in shown and [cell.strip() for cell in line.split("|")].count("1") == 1
+    for records in ([*others, *less], [r for r in [*others, *less] if r["macs_ratio_asked"] in (0.5, 1.0)]):
+        shown = render(report(judge(records)), "table", Choice(width=80)).splitlines()
+        (heading,) = (line for line in shown if "rank  strategy" in line)
+        at = heading.index("seeds") + len("seeds")
+        (row_of_less,) = (line for line in shown if "  dull" in line[:20])
+        assert row_of_less[:at].endswith(" 1")
 
 
 def test_a_strategy_with_none_of_the_common_seeds_has_its_accuracy_and_no_difference() -> None:
@@ -213,10 +216,10 @@ def test_a_setting_with_many_results_of_few_strategies_does_not_replace_the_othe
     assert any("not shown" in line for line in notes_on([*common, *more]))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_in_any_unequal_set_each_gain_is_the_difference_of_the_accuracies_beside_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    every, share = cells(ALL, range(4), (0.7, 0.5, 0.3)), rng.uniform(0.5, 1)
+    every, share = cells(ALL, range(4), SEVERAL), rng.uniform(0.5, 1)
     records = [record for record in every if rng.random() < share or record["repetition"] == 0 == seed % 2]
     rows = build(records)
     ranked = [row for row in rows if row["rank"] != "not ranked"]
