@@ -187,6 +187,8 @@ def refresh(folder: Path) -> bool:
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Return the records of a run's folder as a DataFrame, with one row per cell and one column per metric.
 
+    If no cell has a result, the metrics of sparsebench are empty columns.
+
     Raises:
         UserError: the folder has no records.
     """

@@ -96,7 +96,7 @@ class UnsupportedError(Exception):
 
 
 class DivergedError(Exception):
-    """Training reached a loss that is NaN or infinite: the cell failed."""
+    """A loss or a number of the network is NaN or infinite, mostly because training diverged: the cell failed."""
 
 
 def as_utf8(text: str) -> str:

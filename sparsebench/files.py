@@ -47,6 +47,11 @@ def content_or_none(path: Path, most: int | None = None) -> bytes | None:
     return None
 
 
+def with_lf(content: bytes) -> bytes:
+    """Return a text with LF at the ends of its lines, as Git may check it out with CRLF; other contents as they are."""
+    return content if b"\0" in content else content.replace(b"\r\n", b"\n")
+
+
 def files_in(folder: Path, end: str) -> list[Path]:
     """Return the files in a folder whose names end with `end`, sorted, without hidden files; [] for no folder."""
     try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
-from urllib.parse import quote_plus
 
 import numpy as np
 import pandas as pd
@@ -18,6 +16,7 @@ from scipy.special import bdtr
 from sparsebench import files
 from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.judge import Leaderboard, judge
+from sparsebench.board.papers import address_of
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
 from sparsebench.errors import few, plain
 from sparsebench.records import manifests
@@ -35,13 +34,6 @@ NAMED = 5
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000
 """Limit on the total size of the pictures in a board. Pictures beyond it stay files of the folder."""
-ADDRESSES = (
-    (re.compile(r"(https?://[\w./?=&%~+:-]+\w)"), ""),
-    (re.compile(r"doi\s*=\s*[{\"]\s*(10\.[\w./()-]+[\w)])"), "https://doi.org/"),
-    (re.compile(r"(?i:arxiv|eprint)\W{1,6}(?:preprint arXiv:)?(\d{4}\.\d{4,5})"), "https://arxiv.org/abs/"),
-)
-"""Patterns of a publication's address in a citation, each with the prefix that completes the address."""
-SEARCH = "https://scholar.google.com/scholar?q="
 
 
 class Board(NamedTuple):
@@ -87,10 +79,8 @@ def board_of(records: Flats, folder: Path) -> Board:
     suites = (plain(f"{suite.name}, version {suite.version}") for suite in suites_asked)
     papers = {}
     for strategy in _strategies_of(folder, frame):
-        citation, text = plain(strategy.citation, 300), f"{strategy.bibtex} {strategy.citation}"
-        addresses = [f"{begin}{match[1]}" for pattern, begin in ADDRESSES if (match := pattern.search(text))]
-        if address := next(iter(addresses), f"{SEARCH}{quote_plus(citation)}" if citation else ""):
-            papers[strategy.name] = citation, address
+        if address := address_of(strategy.bibtex, strategy.citation):
+            papers[strategy.name] = plain(strategy.citation, 300), address
     pictures, room = {}, MOST_BYTES
     for path in files.files_in(folder.resolve(), ".png"):
         content = None if path.name.startswith(OWN_PICTURE) else files.content_or_none(path, room)
@@ -148,7 +138,7 @@ def notes_on(
         for setting in settings
         if setting.lone and not setting.has_trials
     ]
-    lines += unranked(settings, folder)
+    lines += unequal(settings, folder)
     for task, n in sorted(Counter(setting.source for setting in settings).items()):
         if n > 1:
             pictures = {setting.params[0].get("images") for setting in settings if setting.source == task}
@@ -204,41 +194,89 @@ def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:
         yield f"{strategy} on {task}: published terms inactive: {terms}"
 
 
-def unranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
-    """Return for each setting one line for the strategies with the same missing results, with the command to add them.
+def unequal(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
+    """Return for each setting lines on the strategies that lack common results, and on those that have more.
 
-    The command is known only if the run's folder has the results of a single suite.
+    Each line has the command that makes them equal. It is known only if the run's folder has the results of a single
+    suite.
     """
-    suites = {suite.name for suite in manifests.suites(folder)} - {manifests.OWN} if folder else set()
-    described = manifests.strategies(folder).values() if folder else ()
-    files = {strategy.name: strategy.file for strategy in described if strategy.file}
-    command, lines = "a run with the options of the others", []
+    lines = []
     for setting in settings:
-        missing, of_entries = setting.missing, setting.entries["strategy"]
-        if missing.dense:
+        common = setting.common
+        if common.dense:
             failed = (setting.others["strategy"] == DENSE).any()
             lines.append(f"{setting.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
-        sizes = missing.cells.columns.get_level_values("n_train").nunique()
-        unit = "trials" if sizes > 1 else "tests" if setting.networks else "repetitions"
-        alike = defaultdict[str, list[str]](list)
-        for strategy, lacking in missing.cells.groupby(of_entries).any().sum(axis=1).items():
-            budgets = {share for i in of_entries.index[of_entries == strategy] for share in missing.shares.get(i, ())}
-            parts = [f"macs {budget:g}" for budget in sorted(budgets, reverse=True)]
-            parts += [f"{lacking} of {missing.cells.shape[1]} {unit}"] if lacking else []
-            if parts:
-                alike[", ".join(parts)].append(strategy)
-        for text, strategies in alike.items():
-            if len(suites) == 1:
-                words = []
-                for name, params in map(spec.parts_of, strategies):
-                    parameters = ",".join(f"{key}={value}" for key, value in params.items())
-                    words.append(":".join(filter(None, (files.get(name, name), parameters))))
-                command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
-                command += " with this folder and the run's other options"
+        elif common.cells.empty:
             lines.append(
-                f"{', '.join(strategies)} on {setting.task}: not ranked there, without {text}; {command} adds it"
+                f"{setting.task}: nothing is ranked, because dense and half of the strategies have none of the same "
+                f"{_unit(setting)}; {_command(common.fewer, folder)} adds them"
             )
+        lines += [*_lacking(setting, folder), *_left_out(setting, folder)]
     return lines
+
+
+def _lacking(setting: Setting, folder: Path | None) -> Iterator[str]:
+    """Yield a line for the strategies that lack the same common results."""
+    common, of_entries = setting.common, setting.entries["strategy"]
+    alike = defaultdict[str, list[str]](list)
+    for strategy, lacking in common.lacking.groupby(of_entries).any().sum(axis=1).items():
+        budgets = {share for i in of_entries.index[of_entries == strategy] for share in common.shares.get(i, ())}
+        parts = [_budgets(budgets)] if budgets else []
+        parts += [f"{lacking} of {len(common.cells)} {_unit(setting)}"] if lacking else []
+        if parts:
+            alike[", ".join(parts)].append(strategy)
+    for text, strategies in alike.items():
+        names = ", ".join(strategies)
+        yield f"{names} on {setting.task}: not ranked there, without {text}; {_command(strategies, folder)} adds it"
+
+
+def _left_out(setting: Setting, folder: Path | None) -> Iterator[str]:
+    """Yield a line on the results that are not common, and one on the budgets, with the strategies that have them."""
+    common = setting.common
+    if common.more and not common.cells.empty:
+        by_number = defaultdict[int, list[str]](list)
+        for strategy, number in common.more.items():
+            by_number[number].append(strategy)
+        more = "; ".join(f"{number} more of {', '.join(names)}" for number, names in sorted(by_number.items()))
+        yield (
+            f"{setting.task}: {_unit(setting)} that are compared: {len(common.cells)}; left out: {more}, which "
+            f"{few(common.fewer, NAMED)} lack; {_command(common.fewer, folder)} adds them"
+        )
+    if common.more_budgets:
+        by_budgets = defaultdict[str, list[str]](list)
+        for strategy, budgets in common.more_budgets.items():
+            by_budgets[_budgets(budgets)].append(strategy)
+        more = "; ".join(f"{budgets} of {', '.join(names)}" for budgets, names in by_budgets.items())
+        over = f"over {_budgets(common.budgets)}" if common.budgets else "missing, because no budget is common"
+        yield (
+            f"{setting.task}: kept accuracy is {over}; left out: {more}, which "
+            f"{few(common.fewer_budgets, NAMED)} lack; {_command(common.fewer_budgets, folder)} adds them"
+        )
+
+
+def _unit(setting: Setting) -> str:
+    """Return the name of the cells of a row in a setting."""
+    if setting.has_trials and setting.measured["n_train"].nunique() > 1:
+        return "trials"
+    return "tests" if setting.networks else "repetitions"
+
+
+def _budgets(shares: Iterable[float]) -> str:
+    return ", ".join(f"macs {share:g}" for share in sorted(shares, reverse=True))
+
+
+def _command(strategies: Sequence[str], folder: Path | None) -> str:
+    """Return the command that runs strategies like the others, if the run's folder has a single suite."""
+    suites = {suite.name for suite in manifests.suites(folder)} - {manifests.OWN} if folder else set()
+    if folder is None or len(suites) != 1:
+        return "a run with the options of the others"
+    files = {strategy.name: strategy.file for strategy in manifests.strategies(folder).values() if strategy.file}
+    words = []
+    for name, params in map(spec.parts_of, strategies):
+        parameters = ",".join(f"{key}={value}" for key, value in params.items())
+        words.append(":".join(filter(None, (files.get(name, name), parameters))))
+    command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
+    return f"{command} with this folder and the run's other options"
 
 
 def below_chance(frame: pd.DataFrame) -> list[str]:

@@ -128,10 +128,10 @@ class Leaderboard(NamedTuple):
 def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 
-    A board over all tasks uses one setting of each task: the setting with the most records, and not the latest, as the
-    same cells must give the same board. These settings are ordered: main tasks of suites first, then tasks without
-    trials, then by falling number of records. Each part of the columns is taken from the first setting that has it, and
-    its columns name that task.
+    A board over all tasks uses one setting of each task: the setting with the most strategies, and of these the one
+    with the most records, and not the latest, as the same cells must give the same board. These settings are ordered:
+    main tasks of suites first, then tasks without trials, then by falling number of records. Each part of the columns
+    is taken from the first setting that has it, and its columns name that task.
 
     Args:
         records: flat records; only records with status ok have rows.
@@ -152,15 +152,16 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     if by:
         groups = [[setting] for setting in settings]
     else:
-        ordered = sorted(
-            settings, key=lambda setting: (len(setting.records), setting.n_train, setting.setting, setting.track)
-        )
+        ordered = sorted(settings, key=lambda setting: (
+            setting.entries["strategy"].nunique(), len(setting.measured), setting.n_train, setting.setting,
+            setting.track,
+        ))  # fmt: skip
         tasks = {setting.source: setting for setting in ordered}
         if len(tasks) > 1:
             tasks.pop(PRETRAINING, None)
         groups = [sorted(tasks.values(), key=lambda setting: (
             mains.index(setting.source) if setting.source in mains else len(mains), setting.has_trials,
-            -len(setting.records), setting.source,
+            -len(setting.measured), setting.source,
         ))] if tasks else []  # fmt: skip
     rankings = []
     for group in groups:
@@ -273,14 +274,14 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     a biased sample. Strategies that lack cells do not contribute to the pooled variance.
     """
     rows, main = _rows(parts, kinds), parts["accuracy"]
-    missing = main.missing
-    lost = rows["strategy"].isin([name for name, _ in lossy]) if missing.budgets else False
+    common = main.common
+    lost = rows["strategy"].isin([name for name, _ in lossy]) if common.budgets else False
     pairs_of_names = rows[["strategy", "budget"]].itertuples(index=False, name=None)
     lost |= pd.Series([pair in lossy for pair in pairs_of_names], rows.index)
-    unranked = rows.index[lost | rows.index.isin(missing.apart) | missing.dense]
+    unranked = rows.index[lost | rows.index.isin(common.apart) | common.dense]
     measured = rows[rows["accuracy"].notna()]
     contenders = [main.contenders[entry][0] for entry in measured.index]
-    all_pairs = paired.compare(contenders, np.flatnonzero(measured.index.isin(missing.apart)).tolist())
+    all_pairs = paired.compare(contenders, np.flatnonzero(measured.index.isin(common.apart)).tolist())
     judged = ~measured.index.isin(unranked)
     places = np.flatnonzero(judged & (measured["kind"] != "oracle"))
     rows.loc[measured.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
@@ -329,8 +330,10 @@ def _compare(
     """Add differences to reference rows, with intervals and marks that are corrected for all of these comparisons.
 
     `references` has the position of the reference by the position of the row, both in `measured`, the index of the rows
-    that `pairs` compares. Rows that are not `judged` have no mark.
+    that `pairs` compares. A row has a difference if its reference has all of its seeds: the difference is then that of
+    the accuracies. Rows that are not `judged` have no mark.
     """
+    references = {i: j for i, j in references.items() if pairs.n_seeds[i, j] == pairs.n_seeds[i, i]}
     i, j = list(references), list(references.values())
     mean, half = pairs.mean[i, j], pairs.half[i, j]
     ends = np.clip(np.stack([mean, mean - half, mean + half], axis=1), -1, 1) + 0.0  # no minus zero
@@ -372,11 +375,13 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     rows.loc[dense, "line"], rows.loc[dense, "asked"] = DENSE, 1.0
     points = rows.dropna(subset="line")
     budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
-    common = main.missing.budgets or budgets
-    middle = min(common, key=lambda budget: (abs(budget - HALF), budget))
-    heights, of_lines = _heights(main, points, *(*sorted(common), 1.0)[:2])
+    common = main.common.budgets
+    middle = min(common or budgets, key=lambda budget: (abs(budget - HALF), budget))
+    compared = points[points["asked"].isin(common) | (points["line"] == DENSE)]
+    heights, of_lines = _heights(main, compared, common)
     rows = rows.drop(columns=[name for name in of_lines if name in rows]).join(of_lines, on="line")
     points = rows.dropna(subset="line")
+    compared = points.loc[compared.index]
 
     # One row for each strategy: its values at the middle budget, values of its curve, and its accuracy at each budget.
     first = points.drop_duplicates("line").set_index("line")
@@ -384,12 +389,20 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     of_strategy = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
     shared = [key for key in (*columns.keys_of(of_strategy), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
+    seeds = {
+        line: set.intersection(*(set(main.contenders[entry][0].means) for entry in points.index))
+        for line, points in compared.groupby("line")
+    }
+    table["n_seeds"] = table.index.map(lambda line: len(seeds.get(line, ())))
+    # At a budget that is not common, a point may have fewer seeds than the others: then it has only its own row.
+    besides = points.index.difference(compared.index)
+    alike = points.drop(besides[besides.isin(main.common.apart)])
     for budget in budgets:
-        rows_at, key = points[points["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
+        rows_at, key = alike[alike["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
         missed = (rows_at["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
         table = table.assign(**{key: rows_at["accuracy"], f"{key}_spent": rows_at["macs_ratio"].where(missed)})
     names = list(heights)
-    unfair, lacking = (set(points.loc[points.index.isin(some), "line"]) for some in (unranked, main.missing.apart))
+    unfair, lacking = (set(compared.loc[compared.index.isin(some), "line"]) for some in (unranked, main.common.apart))
     ranked = [k for k, name in enumerate(names) if name not in unfair and table.loc[name, "kind"] != "oracle"]
     pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in lacking]).among(ranked)
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
@@ -402,9 +415,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     return rows, Curves(budgets, middle, table, pairs)
 
 
-def _heights(
-    main: Setting, rows: pd.DataFrame, lowest: float, following: float
-) -> tuple[dict[str, Contender], pd.DataFrame]:
+def _heights(main: Setting, rows: pd.DataFrame, budgets: Sequence[float]) -> tuple[dict[str, Contender], pd.DataFrame]:
     """Return mean accuracies, by which curves are ranked, and kept accuracy and MACs at -2 points.
 
     Only curves with a point at the lowest budget have them. A height also needs that this point spends less than the
@@ -412,12 +423,12 @@ def _heights(
 
     Args:
         main: the setting of the rows.
-        rows: the points of all curves, and of dense.
-        lowest: budget from which curves are compared.
-        following: the next larger budget.
+        rows: the points of all curves at the budgets, and of dense.
+        budgets: the budgets over which curves are compared.
     """
     dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
     heights, by_name = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
+    lowest, following, *_ = *sorted(budgets), 1.0, 1.0
     lowest_spent = rows[rows["asked"] == lowest].groupby("line")["macs_ratio"].min()
     for name, points in points_of(rows).items():
         spent = points["macs_ratio"].tolist()

@@ -32,7 +32,9 @@ from sparsebench.board.judge import RANDOM, Curves
 from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
-from sparsebench.files import content_or_none, write_whole
+from sparsebench.files import content_or_none, with_lf, write_whole
+from sparsebench.publish import MANIFEST
+from sparsebench.records import store
 from sparsebench.stats import style
 
 REDUCED, ALIKE = 8, 0.95
@@ -41,7 +43,7 @@ NAME = "leaderboard.csv"
 KEPT = (".md", ".csv", ".png")
 """Endings of the files that a published board keeps beside its records. The page and JSON are made when needed."""
 README = "README.md"
-MARKED = re.compile(rb"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)
+MARKED = re.compile(rb"(<!-- ([\w-]+) (board|verdicts) -->(\r?\n)).*?(<!-- end of \2 \3 -->)", re.DOTALL)
 SCRIPTS = ("assets/chart.js", "assets/table.js", "assets/main.js")
 """In order of execution; each script uses declarations of the scripts before it."""
 STYLE = "assets/page.css"
@@ -99,19 +101,31 @@ def files(board: Board) -> dict[str, bytes]:
     return texts | drawn | {"leaderboard.html": page(board)}
 
 
-def boards(folder: Path) -> list[Path]:
+def boards(folder: Path, *, new: bool = False) -> list[Path]:
     """Return the folders of boards: the folder itself and those below it.
 
+    Args:
+        folder: the folder.
+        new: whether to return also the folders below it that have records and no board.
+
     Raises:
-        UserError: there is no board.
+        UserError: there is no such folder.
     """
-    folders = sorted(path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir())
+    folders = {path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir()}
+    if new:
+        folders |= set(without_boards(folder))
     if not folders:
         raise UserError(
             f"no board in {folder}", allowed=f"folders with {NAME} and the records behind it",
             next_step="sparsebench run STRATEGY --out DIR makes one",
         )  # fmt: skip
-    return folders
+    return sorted(folders)
+
+
+def without_boards(folder: Path) -> list[Path]:
+    """Return the folders below a folder that have records and no board, without submissions."""
+    places = store.folders_below(folder)
+    return [place for place in places if not (place / NAME).is_file() and not (place / MANIFEST).is_file()]
 
 
 def board_files(folder: Path) -> dict[Path, bytes]:
@@ -127,7 +141,7 @@ def documents(folder: Path) -> dict[Path, bytes]:
     contents = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
     for path in sorted((root / "docs" / "results").glob("*/*")):
         source = content_or_none(folder / path.parent.name / path.name) if path.suffix != ".md" else None
-        contents |= {} if source is None else {path: source}
+        contents |= {} if source is None else {path: with_lf(source)}
     return contents
 
 
@@ -135,35 +149,40 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
     """Return a document with its marked parts replaced by the folder's texts."""
 
     def part(match: re.Match[bytes]) -> bytes:
-        begin, name, kind, end = match.groups()
+        begin, name, kind, newline, end = match.groups()
         board = folder / name.decode()
         text = content_or_none(board / ("leaderboard.md" if kind == b"board" else "verdicts.md"))
         if text is None:
             return match[0]
         if is_readme and kind == b"board":
             text = "".join(render(views.best(ranking), "md") for ranking in gather(board).judged.rankings).encode()
-        return begin + text + end
+        return begin + with_lf(text).replace(b"\n", newline) + end
 
     return MARKED.sub(part, content)
 
 
 def differences(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Return the paths of files with other contents, and of pictures that look different."""
+    """Return the paths of texts that differ in more than line endings, and of pictures that look different."""
     return [path for path, content in contents.items() if not _same(content_or_none(path), content)]
 
 
 def write(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write the files that have other contents, and return their paths."""
-    changed = [path for path, content in contents.items() if content_or_none(path) != content]
-    for path in changed:
-        write_whole(path, contents[path])
+    """Write the files that differ in more than line endings, and return their paths."""
+    changed = []
+    for path, content in contents.items():
+        before = content_or_none(path)
+        if before is None or with_lf(before) != with_lf(content):
+            write_whole(path, content)
+            changed.append(path)
     return changed
 
 
 def _same(content: bytes | None, expected: bytes) -> bool:
-    """Return whether contents are equal, or pictures look alike: versions of matplotlib write different bytes."""
-    if content == expected or content is None:
-        return content == expected
+    """Return whether texts are equal, or pictures look alike: versions of matplotlib write different bytes."""
+    if content is None:
+        return False
+    if with_lf(content) == with_lf(expected):
+        return True
     try:
         pictures = [Image.open(BytesIO(data), formats=("PNG",)) for data in (expected, content)]
         if pictures[0].size != pictures[1].size:  # known before decoding
@@ -242,6 +261,7 @@ def _setting(
         frame = frame.assign(**of_line, at=frame["asked"].mask(frame["line"] == DENSE))
         for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # no differences to themselves
             frame.loc[frame["strategy"] == base, list(BY_KEY[key].keys)] = None
+    first = {*FIRST, "n_seeds"} if "n_seeds" in frame and frame["n_seeds"].nunique() > 1 else set(FIRST)
     rows = dicts(frame)
     columns = [column for column in (with_values(rows, columns) if rows else []) if column.key not in hidden]
     columns.sort(
@@ -253,16 +273,16 @@ def _setting(
     return budgets | {
         "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
-        "columns": [_column(column, headings.get(column.key, column.title)) for column in columns],
+        "columns": [_column(column, headings.get(column.key, column.title), first) for column in columns],
         "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
     }  # fmt: skip
 
 
-def _column(column: Column, heading: str) -> dict[str, Any]:
-    """Return the page's data of a column; `unit` selects its number format."""
+def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, Any]:
+    """Return the page's data of a column; `unit` selects its number format. `first` has the keys that are shown."""
     return {
         "key": column.key, "heading": heading, "what": column.what, "unit": column.shown,
-        "interval": column.interval, "first": column.key not in KNOWN or column.key in FIRST,
+        "interval": column.interval, "first": column.key not in KNOWN or column.key in first,
         "falling": column.shown != "text" and column.falling,
     }  # fmt: skip
 

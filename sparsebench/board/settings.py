@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
@@ -50,11 +50,16 @@ READY = "ready for the board"
 """Attribute of a table that `frame_of` has returned."""
 SEED = "seed"
 """The column of the unit of paired comparisons: the number of the tested network, otherwise the repetition."""
+DRAW = "draw"
+"""The column that numbers the tests of one network; 0 if each repetition trains its own network."""
+CELL = ["n_train", SEED, DRAW]
+"""Columns that identify a cell of a row in its setting."""
 KEY = ["strategy", "kind", "budget"]
 """Columns that identify a row of a board. The column `entry` numbers their combinations, in order."""
 DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
 """Attributes of a table of records: the metrics that its tasks declare, the main tasks of its suites, and the suites'
-metric of success for sample complexity; the default is `success`."""
+metric of success for sample complexity; the default is `success`. Attributes are plain data, because pandas stores them
+as JSON in some files. A metric is the mapping of its fields."""
 ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
@@ -106,10 +111,15 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     rows = rows.sort_by([(name, "ascending") for name in ORDER])
     kept = {pa.string(), pa.binary()}
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
+    if not (records["status"] == "ok").any():  # without a result, records have no metrics
+        lacking = [
+            name for kind in (*KINDS, *kinds) if (name := kind.name) not in records and not name.endswith(OF_GROUPS)
+        ]
+        records = records.assign(**dict.fromkeys(filter(wanted, lacking), math.nan))
     records = describe(_with_names(records, manifests.file_names(out)), out)
-    records.attrs[DECLARED] = kinds
+    records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
     suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
-    records.attrs[MAIN] = tuple(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
+    records.attrs[MAIN] = list(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
     if success := next((suite.sample_complexity for suite in suites if suite.sample_complexity), ""):
         records.attrs[SUCCESS] = success
     return records
@@ -172,6 +182,7 @@ def frame_of(records: Flats) -> pd.DataFrame:
     tested = frame["network"].astype(str)
     number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
     frame[SEED] = frame["repetition"].where(tested == "", tested.map(number)).astype(int)
+    frame[DRAW] = frame["repetition"].where(tested != "", 0).astype(int)
     frame["entry"] = frame[KEY].astype(str).groupby(KEY).ngroup()
     frame.attrs[READY] = True
     return frame
@@ -180,8 +191,9 @@ def frame_of(records: Flats) -> pd.DataFrame:
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
     """Return the metrics whose columns are means or medians over seeds: some of SHOWN, and those that tasks declare."""
     columns = {column.key for column in EVERY}
-    declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
-    return [*(kind for kind in SHOWN if kind.name not in columns), *declared]
+    declared = [MetricKind(**fields) for fields in frame.attrs.get(DECLARED, ())]
+    shown = (kind for kind in SHOWN if kind.name not in columns)
+    return [*shown, *(kind for kind in declared if kind.over_seeds != "none")]
 
 
 def besides_share(budget: str, share: float) -> str:
@@ -222,25 +234,40 @@ def speed_ups(records: pd.DataFrame) -> pd.Series:
     return ratio.groupby(timed["entry"]).median().dropna()
 
 
-class Missing(NamedTuple):
-    """The results that are missing in a setting.
+class Common(NamedTuple):
+    """What the strategies of a setting are compared on, who lacks some of it, and who has more.
+
+    A cell is common if dense and at least half of the strategies have it. A strategy has a cell if it has it at all of
+    its common budgets. A draw on a network counts among the strategies that draw random numbers.
 
     Attributes:
         dense: whether dense is missing. Then nothing is ranked.
-        cells: whether a record is missing, with a row for each entry and a column for each cell that most entries have.
-            A column is named by number of training samples, seed, and draw, which is 0 unless networks are tested as
-            they are.
-        budgets: shares of dense MACs at which most curves were run, falling; empty if no strategy was run at several.
+        cells: the common cells, each a number of training samples, a seed, and a draw.
+        lacking: whether a record is missing, with a row for each entry and a column for each common cell. Failed and
+            unsupported cells are not missing.
+        more: the number of other cells that a strategy has, by strategy, if any.
+        fewer: the strategies that lack some of these other cells.
+        budgets: shares of dense MACs at which at least half of the curves were run, falling; empty if no strategy was
+            run at several.
         shares: the budgets that an entry's curve lacks, by entry, if any.
-        apart: entries that lack something, with the other points of their curves: a strategy is ranked at all of its
-            budgets or at none.
+        more_budgets: the other budgets of a strategy, by strategy, if any.
+        fewer_budgets: the strategies that lack some of these other budgets.
+        apart: entries without a result in some common cell, with the other points of their curves: a strategy is ranked
+            at all of its common budgets or at none.
+        used: whether the board uses a result, with a row for each entry and a column for each cell.
     """
 
     dense: bool
-    cells: pd.DataFrame
+    cells: pd.MultiIndex
+    lacking: pd.DataFrame
+    more: Mapping[str, int]
+    fewer: Sequence[str]
     budgets: tuple[float, ...]
     shares: Mapping[int, set[float]]
+    more_budgets: Mapping[str, set[float]]
+    fewer_budgets: Sequence[str]
     apart: set[int]
+    used: pd.DataFrame
 
 
 @dataclass(eq=False)
@@ -254,7 +281,7 @@ class Setting:
         setting: the parameters of task and model, as `row_of` writes them.
         n_train: number of training samples; 0 if the task has a success criterion, as all sizes are then together.
         track: see `cell.Track`; strategies of different tracks are never ranked together.
-        records: the records with status ok.
+        measured: the records with status ok.
         others: the other records.
         every: a row for each entry of all settings: strategy, kind and budget; `asked`, the requested share of dense
             MACs; and `line`, the curve over budgets that has the entry as a point: strategy, kind, and the rest of the
@@ -267,7 +294,7 @@ class Setting:
     setting: str
     n_train: int
     track: str
-    records: pd.DataFrame
+    measured: pd.DataFrame
     others: pd.DataFrame
     every: pd.DataFrame
 
@@ -283,17 +310,33 @@ class Setting:
     @cached_property
     def entries(self) -> pd.DataFrame:
         """The rows of `every` that have records in this setting."""
-        return self.every.loc[np.unique(self.records["entry"])]
+        return self.every.loc[np.unique(self.measured["entry"])]
+
+    @cached_property
+    def records(self) -> pd.DataFrame:
+        """The records that the board uses: those of common cells, or all of an entry that has none of these cells."""
+        used = self.common.used
+        rows = used.index.get_indexer(self.measured["entry"])
+        columns = used.columns.get_indexer(pd.MultiIndex.from_frame(self.measured[CELL]))
+        mask = used.to_numpy()[rows, columns]
+        return self.measured if mask.all() else self.measured[mask]
 
     @cached_property
     def largest(self) -> int:
         """The largest number of training samples."""
-        return int(self.records["n_train"].max())
+        sizes = self.common.cells.get_level_values("n_train")
+        return int(max(sizes, default=self.measured["n_train"].max()))
 
     @cached_property
     def tested(self) -> pd.DataFrame:
         """The records at the largest number of training samples."""
         return self.records[self.records["n_train"] == self.largest]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds at the largest number of training samples on which strategies are compared."""
+        cells = self.common.cells
+        return sorted(set(cells[cells.get_level_values("n_train") == self.largest].get_level_values(SEED)))
 
     @property
     def title(self) -> str:
@@ -304,57 +347,122 @@ class Setting:
 
     @cached_property
     def networks(self) -> dict[int, str]:
-        """The networks that are tested as they are, by seed, see `Cell.network`; empty if repetitions are trained."""
-        names = self.records.loc[self.records["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
-        return names.set_index(SEED)["network"].to_dict()
+        """The common networks that are tested as they are, by seed, see `Cell.network`; all if none is common.
+
+        Empty if repetitions are trained.
+        """
+        names = self.measured.loc[self.measured["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
+        networks = names.set_index(SEED)["network"].to_dict()
+        return {seed: networks[seed] for seed in self.seeds if seed in networks} or networks
 
     @cached_property
     def lone(self) -> bool:
-        """Whether there is only one network or seed: intervals and tests are then over its test items."""
-        return self.tested[SEED].nunique() == 1
+        """Whether strategies are compared on one network or seed: intervals and tests are then over its test items."""
+        return len(self.seeds) == 1
 
     @cached_property
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
-        return bool(self.records["success"].notna().any())
+        return bool(self.measured["success"].notna().any())
 
     def has(self, metric: str) -> bool:
         """Return whether a metric was measured at the largest number of training samples."""
         return bool(self.tested[metric].notna().any())
 
     @cached_property
-    def missing(self) -> Missing:
-        """The seeds, networks, draws and budgets that at least half of the strategies have and others lack.
+    def common(self) -> Common:
+        """What the strategies are compared on."""
+        entries, others = self.entries, self.others[self.others["entry"].isin(self.entries.index)]
+        budgets, shares, more_budgets, fewer_budgets = self._budgets()
+        on_curve = entries["asked"].isin(budgets) | entries["line"].isna() | (not budgets)
+        strategies = entries.loc[on_curve, "strategy"]
 
-        Failed and unsupported cells are not missing.
-        """
-        names = ["entry", "n_train", SEED, "repetition", "network"]
-        records, others, entries = self.records, self.others[names], self.entries
-        cells = pd.concat([records[names], others[others["entry"].isin(entries.index)]])
-        cells["draw"] = cells["repetition"] if self.networks else 0
-        has = cells.groupby(["entry", "n_train", SEED, "draw"]).size().unstack(["n_train", SEED, "draw"]).notna()
+        # Whether an entry has a cell with any status, and with a result.
+        cells = pd.concat([self.measured[["entry", *CELL]], others[["entry", *CELL]]])
+        has = cells.groupby(["entry", *CELL]).size().unstack(CELL).notna()
+        done = self.measured.groupby(["entry", *CELL]).size().unstack(CELL).reindex(columns=has.columns).notna()
+
         # A strategy without random draws is tested once on a network, unless each repetition has other test pictures.
-        tests = records.loc[records["network"] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
-        tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
-        drawn = has.columns.get_level_values("draw") > 0
-        drawing = has.loc[:, drawn].any(axis=1) | tests.drop_duplicates().duplicated(["entry", SEED]).any()
-        common = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
-        lacking = ~has.loc[:, common] & (~drawn[common] | drawing.to_numpy()[:, None])
-        lacks, lines = set(lacking.index[lacking.any(axis=1)]), entries["line"]
-        budgets, shares = tuple[float, ...](), dict[int, set[float]]()
-        points = self.every.loc[np.unique(self.tested["entry"])].dropna(subset="line")
-        if points.duplicated("line").any():
-            entries_failed = self.every.loc[np.unique(others["entry"])]
-            of_curves = pd.concat([points, entries_failed[entries_failed["line"].isin(points["line"])]])
-            run = of_curves.groupby("line")["asked"].agg(set).to_dict()
-            counts = Counter(chain.from_iterable(run.values()))
-            budgets = tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True))
-            shares = {i: absent for i, line in lines.items() if line in run and (absent := set(budgets) - run[line])}
-            lacks |= set(shares)
-            incomplete = set(lines[list(lacks)].dropna())
-            lacks |= set(lines.index[lines.isin(incomplete)])
+        draws = has.columns.get_level_values(DRAW) > 0
+        pictures_vary = self._pictures_vary()
+        drawing = has.loc[:, draws].any(axis=1) | pictures_vary
+        place = {cell: k for k, cell in enumerate(has.columns)}
+        first = [k if pictures_vary else place.get((*cell[:-1], 0), k) for k, cell in enumerate(has.columns)]
+
+        by_strategy = has[on_curve].groupby(strategies).all()
+        drawing_strategies = drawing[on_curve].groupby(strategies).any()
+        voters = np.where(draws, drawing_strategies.sum(), len(by_strategy))
+        is_common = np.array(2 * by_strategy.sum() >= voters)
+        if DENSE in strategies.array:
+            is_common &= done.to_numpy()[done.index.get_loc(strategies.index[strategies == DENSE][0])][first]
+        is_common &= is_common[first]
+
+        expected = is_common & (~draws | drawing.to_numpy()[:, None])
+        lacking = expected & ~has & on_curve.to_numpy()[:, None]
+        without_result = (expected & ~done).any(axis=1) | (not is_common.any())
+        incomplete = set(entries["line"][[*without_result.index[without_result & on_curve], *shares]].dropna())
+        apart = without_result | entries["line"].isin(incomplete)
+
+        # Results of cells that are not common.
+        more = done[on_curve].groupby(strategies).any() & ~is_common
+        relevant = ~draws | drawing_strategies.to_numpy()[:, None]
+        fewer = (more.any() & ~done[on_curve].groupby(strategies).all() & relevant).any(axis=1)
+        n_more = more.sum(axis=1)
         no_dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
-        return Missing(no_dense, lacking, budgets, shares, lacks)
+        return Common(
+            dense=no_dense, cells=has.columns[is_common], lacking=lacking.loc[:, is_common],
+            more=n_more[n_more > 0].to_dict(), fewer=fewer.index[fewer].tolist(),
+            budgets=budgets, shares=shares, more_budgets=more_budgets, fewer_budgets=fewer_budgets,
+            apart=set(apart.index[apart]), used=self._used(done, is_common, on_curve),
+        )  # fmt: skip
+
+    def _budgets(self) -> tuple[tuple[float, ...], dict[int, set[float]], dict[str, set[float]], list[str]]:
+        """Return the attributes of `Common` on budgets: `budgets`, `shares`, `more_budgets` and `fewer_budgets`."""
+        entries = self.entries
+        points = entries.dropna(subset="line")
+        if not points.duplicated("line").any():
+            return (), {}, {}, []
+        without_result = self.every.loc[np.unique(self.others["entry"])]
+        points = pd.concat([points, without_result[without_result["line"].isin(points["line"])]])
+        run = points.groupby("line")["asked"].agg(set).to_dict()
+        counts = Counter(chain.from_iterable(run.values()))
+        common = {budget for budget, n in counts.items() if 2 * n >= len(run)}
+        shares = {i: lacking for i, line in entries["line"].items() if line in run and (lacking := common - run[line])}
+        others = set(counts) - common
+        more: dict[str, set[float]] = defaultdict(set)
+        for (strategy, *_), budgets in run.items():
+            more[strategy] |= budgets & others
+        fewer = sorted({strategy for (strategy, *_), budgets in run.items() if others - budgets})
+        return (
+            tuple(sorted(common, reverse=True)), shares,
+            {strategy: budgets for strategy, budgets in more.items() if budgets}, fewer,
+        )  # fmt: skip
+
+    def _used(self, done: pd.DataFrame, is_common: np.ndarray, on_curve: pd.Series) -> pd.DataFrame:
+        """Return which results the board uses: common cells that all points of a curve have.
+
+        So all numbers of a strategy rest on the same cells. An entry without such a cell is shown with all its results.
+
+        Args:
+            done: whether a cell has a result, with a row for each entry and a column for each cell.
+            is_common: whether a cell is common.
+            on_curve: whether an entry is a point of a curve at a common budget, or of no curve.
+        """
+        used = done & is_common
+        lines = self.entries["line"]
+        points = used[on_curve & lines.notna()]
+        by_all = points.groupby(lines[points.index]).transform("all")
+        by_all = by_all[by_all.any(axis=1)]
+        used.loc[by_all.index] = by_all
+        without = ~used.any(axis=1)
+        used[without] = done[without]
+        return used
+
+    def _pictures_vary(self) -> bool:
+        """Return whether repetitions test one network on different pictures."""
+        tests = self.measured.loc[self.measured["network"] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
+        tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
+        return bool(tests.drop_duplicates().duplicated(["entry", SEED]).any())
 
     @cached_property
     def contenders(self) -> dict[int, tuple[Contender, dict[int, np.ndarray]]]:
@@ -480,7 +588,7 @@ def about(setting: Setting) -> str:
         classes = {number for text, n in tests.itertuples(index=False) for number in numbers_of(text, n)}
         data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test {items_of(setting)} for each network"]
     data += [f"class folders are numbered {words}"] if (words := numbering(task)) else []
-    number = len(setting.networks) or dense[SEED].nunique()
+    number = len(setting.seeds)
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
     size += [f"{weights / 1e6:.2g} M weights"] if (weights := dense["parameters"].mean()) > 0 else []
     size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []

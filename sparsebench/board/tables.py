@@ -320,8 +320,8 @@ def fit(
     """Return rows and columns that fit into `width` characters.
 
     Intervals are left out first, from the right, then columns in `order`. By default the columns of MINOR are left out
-    first, then others from the right, accuracies at budgets last, and columns of STAY never. At last the longest texts
-    are clipped.
+    first, then others from the right, accuracies at budgets last, and columns of STAY never. The number of seeds stays
+    if it differs between rows. At last the longest texts are clipped.
     """
     remaining, widths = list(columns), {column: _width(rows, column) for column in columns}
 
@@ -332,7 +332,8 @@ def fit(
         if over() > 0 and column.interval:
             remaining[place] = column._replace(interval=False)
             widths[remaining[place]] = _width(rows, remaining[place])
-    optional = [column for column in reversed(columns) if column.key not in STAY]
+    stay = (*STAY, "n_seeds") if len({row.get("n_seeds") for row in rows}) > 1 else STAY
+    optional = [column for column in reversed(columns) if column.key not in stay]
     optional.sort(key=lambda column: (column.shown == "spent", column.key not in MINOR))
     for key in [column.key for column in optional] if order is None else order:
         if over() > 0:

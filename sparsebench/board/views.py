@@ -7,6 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +157,7 @@ def best(ranking: Ranking, title: str = "") -> Table:
     every, ranked = dicts(ranking.every), dicts(ranking.rows)
     no_gain = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
     rows = [{**row, **no_gain, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
-    random = {_budget_of(row): row["accuracy"] for row in reversed(every) if row["strategy"] == RANDOM}
+    random = {_budget_of(row): row["accuracy"] for row in reversed(ranked) if row["strategy"] == RANDOM}
     budgets = defaultdict[tuple[float, str], list[int]](list)
     for i, (row, over) in enumerate(zip(ranked, over_budget(ranking.rows), strict=True)):
         if row["kind"] == "deployable":
@@ -225,6 +226,7 @@ def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str)
         BY_KEY["versus_random_inside"],
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {suffix}"),
         *(column._replace(heading=f"{column.heading} {suffix}") for column in at_middle),
+        *([BY_KEY["n_seeds"]] if board.rows["n_seeds"].nunique() > 1 else []),
         BY_KEY["checks"],
         BY_KEY["badge"],
     )
@@ -350,7 +352,8 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
     """Return a table for each network, with accuracy and rank on each set of pictures by strategy and budget.
 
     Sets are ordered by falling accuracy of the dense network; the others are shifts of the first. Ranks are among the
-    strategies of a budget. The legend has the rank correlation of each shifted set with the first.
+    strategies of a budget that have a rank on every set. The legend has the rank correlation of each shifted set with
+    the first.
 
     Args:
         rankings: a ranking for each set and network.
@@ -368,14 +371,17 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
 def _shift(sets: list[Ranking]) -> Table:
     sets = sorted(sets, key=lambda ranking: -ranking.rows.loc[ranking.rows["strategy"] == DENSE, "accuracy"].max())
     columns, parts = [*BY_BUDGET], []
-    for number, ranking in enumerate(sets):
+    on_each = [pd.MultiIndex.from_frame(ranking.rows[["budget", "strategy"]]) for ranking in sets]
+    on_all = reduce(pd.MultiIndex.intersection, on_each)
+    for number, (ranking, names) in enumerate(zip(sets, on_each, strict=True)):
         name, at, rank = ranking.setting.params[0].get("images", ranking.task), f"accuracy_{number}", f"rank_{number}"
         columns += [
             Column(at, name, "percent", f"accuracy on {name}"),
-            Column(rank, "rank", "text", f"possible ranks on {name}, among the strategies of the budget"),
+            Column(rank, "rank", "text", f"possible ranks on {name}, among the strategies of the budget on all sets"),
         ]
         ranks = pd.Series("", ranking.rows.index)
-        for places in ranking.rows.groupby("budget").indices.values():
+        budgets = ranking.rows["budget"].where(names.isin(on_all))
+        for places in ranking.rows.groupby(budgets).indices.values():
             ranks.iloc[places] = ranking.pairs.among(places).ranks()
         cells = ranking.rows.assign(
             **{at: ranking.rows["accuracy"], rank: ranks.mask(ranking.rows["strategy"] == DENSE, "")}
@@ -385,16 +391,22 @@ def _shift(sets: list[Ranking]) -> Table:
     rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"])
     rows = rows.sort_values(["other", "budget", "down"])
     # Rank correlation between the first set and each other set, over budgets with three or more strategies.
-    budgets = [part for _, part in rows[rows["other"]].groupby("budget") if len(part) >= 3]
+    several = [part for _, part in rows[rows["other"]].groupby("budget") if len(part) >= 3]
     first, *others = columns[2::2]
     taus = {
-        column.heading: np.mean([part[column.key].corr(part[first.key], method="kendall") for part in budgets])
-        for column in (others if budgets else ())
+        column.heading: np.mean([part[column.key].corr(part[first.key], method="kendall") for part in several])
+        for column in (others if several else ())
     }
     correlations = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
-    over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
+    over = f"mean over {len(several)} budgets" if len(several) > 1 else "one budget"
     alike = f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {correlations}."
     legend = [alike] if correlations else []
+    if len({tuple(ranking.setting.seeds) for ranking in sets}) > 1:
+        tests = (
+            f"{len(ranking.setting.seeds)} on {column.heading}"
+            for ranking, column in zip(sets, columns[2::2], strict=True)
+        )
+        legend.append(f"The sets were tested with other networks or seeds: {', '.join(tests)}.")
     above = f"{sets[0].setting.model} on {', '.join(dict.fromkeys(ranking.task for ranking in sets))}"
     return Table(dicts(rows[keys_of(columns)]), columns, above=above, legend=legend)
 

@@ -153,7 +153,9 @@ def _compare_or_write(folder: Path, write: bool) -> int:
             next_step=f"`sparsebench leaderboard {folder} -o FILE` writes its board to another place",
         )
     wrong = contradicted = 0
-    folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
+    folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder, new=write)
+    new = [] if write else published.without_boards(folder)
+    click.echo("".join(f"{place}: has records and no board; --update writes it\n" for place in new), nl=False)
     for board in folders:
         contents = published.board_files(board)
         names = [path.name for path in (published.write if write else published.differences)(contents)]
@@ -189,7 +191,7 @@ def _text(
     technical: bool,
 ) -> str:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, machines, notes_on, unranked
+    from sparsebench.board.board import bibtex, machines, notes_on, unequal
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
@@ -208,7 +210,7 @@ def _text(
         return render(views.only(compared, strategies) if strategies else compared, form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # formats that hold only a table
-        for line in (*unranked(result.settings, folder), *machines(records)):
+        for line in (*unequal(result.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, result, folder, technical=technical or form != "table")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -303,6 +303,7 @@ class Pass:
 
         Raises:
             StrategyError: the plan breaks the contract.
+            DivergedError: so it does, and the network gave the strategy numbers that are not finite.
             UnsupportedError: this network cannot provide a field that the strategy needs here.
         """
         if not self.acts(block):
@@ -315,14 +316,14 @@ class Pass:
             if plan is None:
                 check_nothing(strategy, self.index.shape[1], keep)
             else:
-                plan, keep = self._check(block, plan, keep)
+                plan, keep = self._check(block, plan, keep, fields)
                 plan = self._follow(block, plan, keep)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
         self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
 
-    def _check(self, block: int, plan: Plan, keep: int) -> tuple[Plan, int]:
-        """Return the plan and the number of tokens after it; raise StrategyError for an illegal plan.
+    def _check(self, block: int, plan: Plan, keep: int, fields: Fields) -> tuple[Plan, int]:
+        """Return the plan and the number of tokens after it; raise an error for an illegal plan, see `decide`.
 
         On a CPU the numbers of every plan are checked. On a GPU, where reading them waits, only those of the first plan
         of each shape are. Positions of later plans are limited to the allowed range.
@@ -340,7 +341,11 @@ class Pass:
             shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
         )
         if strategy.adaptive or not skip:
-            check_numbers(plan, strategy, index, keep, actor.prefix)
+            try:
+                check_numbers(plan, strategy, index, keep, actor.prefix)
+            except StrategyError:
+                _check_fields(self.requires, fields)
+                raise
             actor.checked.add(shape)
             return plan, keep_of(plan, strategy, index, keep)
         return plan if torch.compiler.is_compiling() else in_range(plan, index.shape[1], keep), keep
@@ -478,6 +483,14 @@ def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
         return logits if logits.ndim == 2 else logits[:, None]
 
     return outputs
+
+
+def _check_fields(names: Collection[str], fields: Fields) -> None:
+    """Raise DivergedError if one of these fields is not finite: then a wrong plan is not the strategy's fault."""
+    for name in sorted(set(names) & set(fields)):
+        field = fields[name]()
+        if isinstance(field, Tensor) and not bool(field.isfinite().all()):
+            raise DivergedError(f"the network gives the strategy numbers that are not finite, in {name}")
 
 
 def finite(field: Tensor) -> Tensor:

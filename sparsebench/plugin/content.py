@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.files import write_whole
+from sparsebench.files import with_lf, write_whole
 from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
 
@@ -72,7 +72,7 @@ class Content:
                 except OSError as error:
                     raise UserError(f"plugin file {file} cannot be read: {error.strerror}") from error
                 source = content if file == path else source
-                files[file] = code_of(content) if file.suffix == ".py" else hashlib.sha256(content).hexdigest()
+                files[file] = code_of(content) if file.suffix == ".py" else hashlib.sha256(with_lf(content)).hexdigest()
                 names = _imports(content, near) if file.suffix == ".py" else set[str]()
                 imports |= names
                 pending += [near[name] for name in names]

@@ -329,7 +329,9 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
         yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
     if plugin is not None and file_revision(plugin) != manifest.plugin.revision:
-        yield f"'{PLUGIN}/{plain(manifest.file)}' is not the file of the run: its revision differs from {MANIFEST}"
+        beside = sum(path.is_file() for path in (folder / PLUGIN).rglob("*")) > 1
+        name = f"'{PLUGIN}/{plain(manifest.file)}'{', or a file that it uses,' if beside else ''}"
+        yield f"{name} is not the file of the run: its revision differs from {MANIFEST}"
     yield from _record_faults(folder, manifest, suite, description, verdict)
 
 

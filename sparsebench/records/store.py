@@ -159,8 +159,19 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
     parts += [table.read(path, is_read) for path in sealed_files(out)]
     records = table.join(parts or [table.table_of([])])
     if needed and not len(records):
-        raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+        below = folders_below(out)
+        next_step = "run `sparsebench run --out` with this folder first"
+        if below:
+            next_step = f"name one of the {len(below)} folders below it that have records, such as {plain(below[0])}"
+        raise UserError(f"no records in {out}", next_step=next_step)
     return counting(records) if counted else records
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """Return the folders with records below a folder, at most three levels deep, as those of submissions are."""
+    places = sorted(path.parent for level in ("*/", "*/*/", "*/*/*/") for path in folder.glob(f"{level}records"))
+    visible = (place for place in places if not any(part.startswith(".") for part in place.relative_to(folder).parts))
+    return [place for place in visible if segments(place) or sealed_files(place)]
 
 
 def segments(out: Path) -> list[Path]:

@@ -311,12 +311,12 @@ def measure(
         on_done: called during the test with the number of finished items.
 
     Raises:
-        DivergedError: the weights or the test loss are not finite.
+        DivergedError: the weights or the test loss are not finite, see `_not_finite`.
         StrategyError: kept tokens or predictions depend on labels or masks.
     """
     network, recipe = cell.network, cell.recipe
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
-        raise DivergedError("training diverged: the weights after the last step are not finite")
+        raise _not_finite(cell, "the weights after the last step are not finite")
     _calibrate(result, cell)
     first = batch or first_batch(network, cell.test)
     if leaks and cell.in_test is not None:
@@ -324,7 +324,7 @@ def measure(
     has_mask = cell.test.relevance is not None
     evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=has_mask, on_done=on_done)
     if not np.isfinite(evaluation.loss):
-        raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
+        raise _not_finite(cell, f"the test loss is {evaluation.loss}")
     for name, value in trained.items():
         result.add(name, value, len(cell.train.labels))
     _add_validation(result, cell)
@@ -342,6 +342,13 @@ def measure(
         result.notes["initial_weights"] = cell.start.name
     if cell.actor is not None and (scoring := network.cost.scoring(cell.actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _not_finite(cell: Prepared, what: str) -> DivergedError:
+    """Return the error for numbers that are not finite; they are the fault of the training only if the cell trains."""
+    if cell.task.trains and cell.outcome is None:
+        return DivergedError(f"training diverged: {what}")
+    return DivergedError(f"the outputs of the trained network are not finite: {what}; check the weights and precision")
 
 
 def _calibrate(result: Result, cell: Prepared) -> None:

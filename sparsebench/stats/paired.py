@@ -199,10 +199,11 @@ def compare(contenders: Sequence[Contender], outsiders: Collection[int] = ()) ->
             results[np.ix_(left.places, right.places)] = result
             result["mean"] *= -1
             results[np.ix_(right.places, left.places)] = result.T
-    lone, accuracy = len({s for contender in contenders for s in contender.means}) == 1, np.full((R, 2), np.nan)
+    others = np.setdiff1d(np.arange(R), list(outsiders))
+    lone, accuracy = len({s for place in others for s in contenders[place].means}) == 1, np.full((R, 2), np.nan)
     for left in blocks:
         accuracy[left.places] = _accuracy(_differences(left, left.zero()), lone)
-    pairs, others = _judge(results, accuracy, lone), np.setdiff1d(np.arange(R), list(outsiders))
+    pairs = _judge(results, accuracy, lone)
     if len(others) < R:
         block = np.ix_(others, others)
         for name, part in vars(_judge(results[block], accuracy[others], lone)).items():
@@ -370,7 +371,7 @@ def _half(result: np.ndarray, lone: bool) -> np.ndarray:
     _, main = item_parts(result["separate"], result["joint"], S)
     total = student_half(*satterthwaite((between, S - 1), optional(main, clusters)))
     seeds = student_half(between, S - 1)
-    return (items if lone else np.where(S > 1, np.fmax(np.fmax(total, seeds), items), np.nan))[:, 0]
+    return np.where(S > 1, np.fmax(np.fmax(total, seeds), items), items if lone else np.nan)[:, 0]
 
 
 def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
@@ -384,8 +385,8 @@ def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         effective = np.where(variance > 0, mean * (1 - mean) / variance, result["clusters"][:, 0])
     low, high = wilson(mean, effective)
-    if not lone:
-        low, high = np.fmin(mean - half, low), np.fmax(mean + half, high)
+    alone = lone & (result["n_seeds"][:, 0] == 1)
+    low, high = np.where(alone, low, np.fmin(mean - half, low)), np.where(alone, high, np.fmax(mean + half, high))
     ends = np.stack([low, high], axis=1)
     return np.where(np.isnan(half)[:, None], np.nan, ends)
 

@@ -108,6 +108,22 @@ def test_each_repetition_is_run_that_tests_on_other_pictures(files: Path, tmp_pa
     assert "folder: one network: intervals and tests are over its test items alone" in notes_on(read(tmp_path))
 
 
+def test_weights_whose_outputs_overflow_are_no_fault_of_a_training(files: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(ARCH)
+    for block in model.blocks:
+        torch.nn.init.constant_(block.mlp.fc2.weight, 1e38)
+    save_file(model.state_dict(), tmp_path / "huge.safetensors")
+    run(tmp_path, tmp_path / "out", "huge", images=f"folder:{files / 'pictures'}", macs=[0.6], seeds=1)
+    records = sparsebench.load_records(tmp_path / "out")
+    assert set(records["status"]) == {"failed"}
+    assert all("training" not in reason and "finite" in reason for reason in records["reason"])
+    assert {"accuracy", "macs_ratio", "test_loss", "images_per_s"} <= set(records)
+    assert records[["accuracy", "macs_ratio"]].isna().all(axis=None) and (records["accuracy"] > 0.5).sum() == 0
+    assert sparsebench.leaderboard(records).empty
+    assert not any("training" in line for line in gather(tmp_path / "out").notes)
+
+
 def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
     rows = build(read(of_one))
     every = {(r.cell.strategy.name, r.cell.budget.macs, r.cell.repetition): right(r) for r in records(of_one)}

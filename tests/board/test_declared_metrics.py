@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
@@ -64,6 +65,18 @@ def test_boards_have_a_column_of_it(finished: tuple[Path, str], expected: dict[s
     for by in (None, "task"):
         table = sparsebench.leaderboard(sparsebench.load_records(out), by=by)
         assert dict(zip(table["strategy"], table["hesitation"], strict=True)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("form", ["parquet", "feather", "pickle"])
+def test_a_table_of_records_that_pandas_wrote_gives_the_same_board(
+    finished: tuple[Path, str], tmp_path: Path, form: str
+) -> None:
+    records = sparsebench.load_records(finished[0])
+    getattr(records, f"to_{form}")(tmp_path / "records")
+    again = getattr(pd, f"read_{form}")(tmp_path / "records")
+    now, before = sparsebench.leaderboard(again), sparsebench.leaderboard(records)
+    pd.testing.assert_frame_equal(now, before, check_dtype=False)
+    assert now.attrs == before.attrs and "hesitation" in now
 
 
 def test_boards_have_a_column_of_a_metric_of_sparsebench_that_is_taken_over_seeds(

@@ -54,6 +54,31 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
         ({"bibtex": "@article{a, journal = {arXiv preprint arXiv:2202.12015}}"}, "https://arxiv.org/abs/2202.12015"),
         ({"citation": "Shang et al., ICCV 2025, arXiv 2403.15388"}, "https://arxiv.org/abs/2403.15388"),
         ({"bibtex": "@article{a, url = {javascript:alert(1)}}"}, None),
+        ({"bibtex": r"@inproceedings{a, doi = {10.1234/978-0-12\_7}}"}, "https://doi.org/10.1234/978-0-12_7"),
+        ({"bibtex": r'@article{a, DOI="https://doi.org/10.1234/x{\_}y"}'}, "https://doi.org/10.1234/x_y"),
+        ({"bibtex": "@article{a, doi = {10.1002/(SICI)1-2(19) 3}}"}, "https://doi.org/10.1002/(SICI)1-2(19)"),
+        (
+            {"bibtex": "@article{a, doi = {10.1002/1<2::AID#3>4.0;2-2}}"},
+            "https://doi.org/10.1002/1%3C2::AID%233%3E4.0;2-2",
+        ),
+        (
+            {"bibtex": r"@misc{a, url = {https://e.org/\~{}me/p(2),x\#sec\_1?q=50\%25}}"},
+            "https://e.org/~me/p(2),x#sec_1?q=50%25",
+        ),
+        ({"bibtex": r"@misc{a, howpublished = {\url{https://e.org/w_(b)}, 2020}}"}, "https://e.org/w_(b)"),
+        ({"citation": "One et al. 2021 (see https://e.org/a,b(1))."}, "https://e.org/a,b(1)"),
+        (
+            {"bibtex": "@misc{a, note = {Code: https://git.example.org/a}, doi = {10.1234/a.b}}"},
+            "https://doi.org/10.1234/a.b",
+        ),
+        (
+            {"bibtex": "@misc{a, note = {https://git.example.org/a}, eprint = {2101.00001}}"},
+            "https://arxiv.org/abs/2101.00001",
+        ),
+        (
+            {"citation": "One, doi:10.1234/a_b.", "bibtex": "@misc{a, note = {https://git.example.org/a}}"},
+            "https://doi.org/10.1234/a_b",
+        ),
         ({"citation": 'A. & B, "x"'}, "https://scholar.google.com/scholar?q=A.+%26+B%2C+%22x%22"),
     ],
 )
@@ -105,7 +130,7 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
         suite = {"name": task, "version": 1, "settings": [str(k) * 64 for k in range(n)]}
         store.keep(tmp_path / "suites", suite | {"main_task": task, "sample_complexity": task})
     attributes = read(tmp_path).attrs
-    assert (attributes[MAIN], attributes[SUCCESS]) == (("spurious", "theory"), "spurious")  # the larger one first
+    assert (attributes[MAIN], attributes[SUCCESS]) == (["spurious", "theory"], "spurious")  # the larger one first
 
 
 def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
 
 def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     frame = pd.DataFrame([record | {"doubt": 0.125 + record["macs_ratio"]} for record in WORLD])
-    frame.attrs[DECLARED] = (MetricKind("doubt", "nats", "how unsure it is", title="doubt, mean"),)
+    frame.attrs[DECLARED] = [asdict(MetricKind("doubt", "nats", "how unsure it is", title="doubt, mean"))]
     judged = judge(frame)
     at_middle = judged.rows[judged.rows["budget"].isin(("macs 0.5", "macs 1"))].set_index("strategy")["doubt"]
     doubt = over(judged).rows["doubt"]

@@ -107,6 +107,27 @@ def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
     assert code == 0 and "leaderboard.png" in output and (tmp_path / "leaderboard.csv").exists()
 
 
+def test_update_makes_boards_of_new_folders_beside_others(board: Path, tmp_path: Path) -> None:
+    new, submission = board.parent / "deeper" / "new", board.parent / "submissions" / "a" / "quick-1"
+    for folder in (new, submission):
+        write_board(folder)
+    (submission / "manifest.json").write_text("{}")
+    code, output = call(board.parent, "--check")
+    assert code == 0 and str(new) in output and str(submission) not in output
+    code, output = call(board.parent, "--update")
+    assert code == 0 and (new / "leaderboard.csv").exists() and not (submission / "leaderboard.csv").exists()
+    code, output = call(board.parent, "--check")
+    assert code == 0 and f"{new}: matches its records" in output
+
+
+def test_a_folder_of_folders_with_records_names_one(tmp_path: Path) -> None:
+    write_board(tmp_path / "submissions" / "tome" / "quick-1")
+    for folder in (tmp_path, tmp_path / "submissions"):
+        code, output = call(folder)
+        assert code != 0 and str(tmp_path / "submissions" / "tome" / "quick-1") in output
+    assert "sparsebench run" in call(tmp_path / "submissions" / "tome" / "quick-1" / "records")[1]
+
+
 def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
     rows = store.rows(PUBLISHED)[:1]
     (record,) = map(table.record_of, table.rows_of(rows))
@@ -171,3 +192,32 @@ def test_a_readme_has_what_a_board_tells_first(board: Path, tmp_path: Path) -> N
     assert "All strategies" in whole and "All strategies" not in text
     assert text.startswith("above\n") and text.endswith("below\n")
     assert call(tmp_path / "boards", "--check")[0] == 0
+
+
+def with_crlf(folder: Path) -> None:
+    """Check out the texts of a folder with CRLF, as Git does with core.autocrlf."""
+    for path in folder.rglob("*"):
+        if path.suffix in (".md", ".csv", ".svg"):
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def test_texts_with_other_line_endings_are_read_alike(project: Path) -> None:
+    shutil.copy(project / "boards" / "one" / "leaderboard.csv", project / "boards" / "paper" / "table.csv")
+    shutil.copy(project / "boards" / "one" / "leaderboard.csv", project / "docs" / "results" / "paper" / "table.csv")
+    (project / "README.md").write_text("first\n<!-- one board -->\n<!-- end of one board -->\nlast\n")
+    assert call(project / "boards", "--update")[0] == 0
+    before = (project / "README.md").read_bytes()
+    with_crlf(project)
+    assert call(project / "boards", "--check")[0] == 0 and call(project / "boards", "--update")[1].count("written") == 0
+    wrong = {"README.md": b"3 networks", "docs/results/page.md": b"3 networks",
+             "docs/results/paper/table.csv": b"0.5", "boards/one/leaderboard.md": b"32 x 32"}  # fmt: skip
+    contents = {name: (project / name).read_bytes() for name in wrong}
+    for name, text in wrong.items():
+        assert text in contents[name]
+        (project / name).write_bytes(contents[name].replace(text, b"7", 1))
+    code, output = call(project / "boards", "--check")
+    assert code == 1 and all(Path(name).name in output for name in wrong)
+    assert call(project / "boards", "--update")[0] == 0 and call(project / "boards", "--check")[0] == 0
+    for name, content in contents.items():
+        assert (project / name).read_bytes().replace(b"\r\n", b"\n") == content.replace(b"\r\n", b"\n")
+    assert (project / "README.md").read_bytes() == before.replace(b"\n", b"\r\n")

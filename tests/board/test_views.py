@@ -59,7 +59,8 @@ def test_of_each_strategy_the_cheapest_row_as_accurate_as_dense_is_named_and_not
     near = seeded("near", [0.7992, 0.8092, 0.7892], 0.3)
     rows = views.matched(rankings(DENSE, near)).rows
     assert rows[-1]["strategy"] == "near" and rows[-1]["macs_ratio"] == 0.3  # within a tenth of a point
-    rows = views.matched(rankings(DENSE[:2], GOOD, BAD)).rows  # dense is not ranked, as it lacks a seed
+    failed = [DENSE[0] | {"status": "failed", "reason": "x", "repetition": 3, "cell_id": "failed"}]
+    rows = views.matched(rankings(DENSE, failed, GOOD, BAD)).rows  # dense is not ranked
     assert {row["matched"] for row in rows} == {"at 0.50 of dense MACs"}
 
 

@@ -78,6 +78,30 @@ def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tm
     assert (manifest_of(Path(made.folder)).file, made.badge) == ("mine.py", "reported")
 
 
+def test_a_table_of_the_plugin_is_the_same_with_other_line_endings(suite: Path, tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    (far / "signs.csv").write_text("name,sign\nnorm,1\n")
+    (far / "__init__.py").write_text(
+        "from pathlib import Path\n\n"
+        "lines = Path(__file__).with_name('signs.csv').read_text().splitlines()\n"
+        "sign = int(lines[1].split(',')[1])\n"
+    )
+    text = PLUGIN.read_text().replace("import sparsebench\n", "import sparsebench\nfrom far import sign\n")
+    (tmp_path / "mine.py").write_text(text.replace("(1 if", "(sign if"))
+    api.run(str(tmp_path / "mine.py"), suite=str(suite), tasks="spurious", seeds=1, out=tmp_path / "out", jobs=0)
+    folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
+    for path in (folder / "plugin").rglob("*.*"):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    manifest = folder / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"\n", b"\r\n"))
+    assert verify(folder).badge == "reported"
+    table_of_signs = folder / "plugin" / "far" / "signs.csv"
+    table_of_signs.write_bytes(table_of_signs.read_bytes().replace(b"1", b"2"))
+    verdict = verify(folder)
+    assert verdict.badge == "rejected" and "plugin/" in " ".join(verdict.why)
+
+
 def lost(raw: Raw) -> None:
     raw |= {"status": "timeout", "failure": {"reason": "long"}, "metrics": {}, "outcomes": None, "trajectory": []}
 
