@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.terminal import PATH, folder_argument, notes, output, table, write
+from sparsebench.cli.terminal import PATH, folder_argument, joined, notes, output, table, write
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.stats import style
@@ -51,8 +51,9 @@ SHOWN = 5
     "[default: accuracy]",
 )
 @click.option(
-    "--strategies", metavar="NAMES", help="Strategies to name in the picture, separated by commas.  [default: the best]"
-)
+    "--strategies", multiple=True, callback=joined, metavar="NAMES",
+    help="Strategies to name in the picture, separated by commas.  [default: the best]",
+)  # fmt: skip
 @click.option(
     "--width",
     "columns_of_paper",

@@ -256,7 +256,7 @@ class SparseModel(nn.Module):
         return self.model
 
     def _replicate_for_data_parallel(self) -> Any:
-        """Refuse copies of torch.nn.DataParallel: `loss` and `kept` belong to a call, and would not see that of a copy."""
+        """Refuse the copies of torch.nn.DataParallel, whose calls `loss` and `kept` would not see."""
         raise UserError(
             "torch.nn.DataParallel is not supported: it calls copies of the network",
             next_step="use torch.nn.parallel.DistributedDataParallel, with torchrun",

@@ -64,7 +64,7 @@ def test_the_network_compiles_whole(name, compares, monkeypatch):
 @torch.no_grad()
 def test_a_trace_of_one_batch_is_refused_but_a_program_of_torch_export_is_right(name, wrap):
     sparse, (x, other) = sparse_and_pixels(name)
-    with pytest.raises(UserError, match="torch.jit.trace") as caught:
+    with pytest.raises(UserError, match=r"torch\.jit\.trace") as caught:
         torch.jit.trace(wrap(sparse), x)
     assert "\n" not in str(caught.value)
     close(torch.export.export(wrap(sparse), (x,), strict=False).module()(other), sparse(other))

@@ -89,10 +89,12 @@ def test_a_batch_that_does_not_fit_says_so_and_the_others_go_on_and_one_of_nothi
 
 
 def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
-    words = ["speed", "timm:test_vit", "--batch", "1,2", "--rounds", "2", "--device", "cpu"]
+    words = ["speed", "timm:test_vit", "--batch", "2", "--batch", "1", "--rounds", "2", "--device", "cpu"]
     result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
     assert result.exit_code == 0 and "no C++ compiler" in result.output
     assert {path.name for path in (tmp_path / "s").iterdir()} == {"speed.jsonl", "timm.csv", "speed.png"}
+    rows = [json.loads(line) for line in (tmp_path / "s" / "speed.jsonl").read_text().splitlines()]
+    assert {row["batch"] for row in rows} == {1, 2}
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
     assert again.exit_code == 2 and "already exists" in again.output
     bare = CliRunner().invoke(main, ["speed", "test_vit", "--out", str(tmp_path / "t")])
