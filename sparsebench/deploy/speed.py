@@ -21,12 +21,16 @@ from torch import Tensor, nn
 
 from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
-from sparsebench.errors import UserError, one_line
+from sparsebench.errors import UnsupportedError, UserError, one_line
+from sparsebench.models.actor import Actor
+from sparsebench.models.base import Network
 from sparsebench.plan.contenders import settings_of
 from sparsebench.plan.plan import Expected, Plan
 from sparsebench.plan.request import Job
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Cell
 from sparsebench.records.table import setting_text
+from sparsebench.runner.prepare import strategy_of
 from sparsebench.runner.process import peak
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.stats import style
@@ -291,24 +295,33 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected,
     The plan must only have tests of trained weights. A batch of each dense network is timed here, with random weights;
     with a strategy the time is multiplied by its share of the MACs. The memory is the peak of this process so far.
     """
-    seconds: dict[str, float] = {}
+    timed: dict[str, tuple[float, Network]] = {}
+
+    def time_dense(cell: Cell) -> tuple[float, Network]:
+        """Return the seconds of a test without a strategy, and the network."""
+        task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+        model = fill(registry.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
+        pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
+        images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
+        split = Split(images, labels, labels)
+        network = model.build(Data(split, split, task.known_classes(plan.locations) or ()), 0)
+        network.module.to(device)
+        targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
+        inputs = torch.zeros(TIMED_BATCH, *pixels[0][1:], dtype=torch.uint8, device=device)
+        samples = Samples(inputs, targets, None)
+        batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
+        return sum(shape[0] for shape in pixels) * statistics.median(durations) / batch, network
 
     def prior(job: Job) -> float:
-        cell = job.cell
-        if (setting := setting_text(cell)) not in seconds:
-            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-            model = fill(registry.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
-            pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
-            images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
-            split = Split(images, labels, labels)
-            network = model.build(Data(split, split, task.known_classes(plan.locations) or ()), 0)
-            network.module.to(device)
-            targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
-            inputs = torch.zeros(TIMED_BATCH, *pixels[0][1:], dtype=torch.uint8, device=device)
-            samples = Samples(inputs, targets, None)
-            batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
-            seconds[setting] = sum(shape[0] for shape in pixels) * statistics.median(durations) / batch
-        return seconds[setting] * (cell.budget.macs or 1.0)
+        key = setting_text(job.cell)
+        if key not in timed:
+            timed[key] = time_dense(job.cell)
+        seconds, network = timed[key]
+        try:
+            actor = Actor(strategy_of(job, registry), job.cell.budget, network.cost, network.grid, 0)
+        except UnsupportedError:  # the run will say so
+            return seconds
+        return float(seconds * actor.spent(tuple(actor.keep.values())))
 
     with one_thread():
         expected = Expected(plan.whole, plan.heads.values(), prior)
