@@ -1,5 +1,7 @@
 """Rows of speeds: measurements, marks and files."""
 
+import dataclasses
+import io
 import json
 import time
 
@@ -7,6 +9,7 @@ import pytest
 import timm
 import torch
 from click.testing import CliRunner
+from PIL import Image
 from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.cli import main
@@ -46,6 +49,24 @@ def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records
             assert row.images_per_s == pytest.approx(row.batch / row.latency)
             assert (row.macs_ratio == 1) if row.strategy == "dense" else (0 < row.macs_ratio < 1)
             assert row.memory is None and row.device == "cpu"
+
+
+def test_a_row_whose_speed_up_disagrees_with_its_images_per_second_is_marked(eager):
+    measured = list(speed.measure({"m": _model()}, ["tome:per_block=2"], batches=[2], modes=["eager"], rounds=3))
+    dense, sparse = (row for row in measured if row.mode == "eager")
+    for row in (dense, sparse):
+        assert row.drift == pytest.approx(abs(row.speed_up / (row.images_per_s / dense.images_per_s) - 1), abs=1e-9)
+    apart, near = (dataclasses.replace(sparse, drift=drift, spread=0.0, speed_up=1.0) for drift in (0.5, 0.01))
+    assert len(apart.marks) == 1 and near.marks == []
+
+
+def test_the_picture_has_room_for_each_strategy_and_for_rows_without_times(eager):
+    words = [f"tome:per_block={count}" for count in (1, 2, 3)]
+    measured = list(speed.measure({"m": _model()}, words, batches=[1, 2], modes=["eager"], rounds=2))
+    lost = [dataclasses.replace(row, speed_up=None, problem="does not fit the memory") for row in measured]
+    few = [row for row in measured if row.strategy == "dense"]
+    sizes = [Image.open(io.BytesIO(speed.draw(rows))).size for rows in (few, measured, lost)]
+    assert sizes[0][1] < sizes[1][1] == sizes[2][1]
 
 
 def test_a_strategy_that_sleeps_has_a_choice_that_costs_as_much(monkeypatch, eager):
