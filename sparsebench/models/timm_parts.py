@@ -37,6 +37,11 @@ PASSES = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in WAYS}
 POOLS = ("avg", "avgmax", "map")
 """The pools in which sizes of tokens matter."""
 KINDS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed)
+SAME_IN_TIMM = (
+    "if timm has the same network, such as vit_small_patch14_dinov2, build it with timm.create_model and load the "
+    "weights with their names changed to timm's, where qkv is one matrix"
+)
+"""What to do with a network of another library."""
 QKV = ("qkv", "q_proj", "k_proj", "v_proj")
 COUNTED = ("mlp", "attn.proj", *(f"attn.{part}" for part in QKV))
 """The parts of a block whose MACs are counted."""
@@ -139,7 +144,10 @@ def refuse(vit: Any) -> None:
     """Raise UnsupportedError for architectures in which dropping tokens would give wrong results silently."""
     name = type(vit).__name__
     if not isinstance(vit, VisionTransformer | Eva):
-        raise UnsupportedError(f"{name} is not a timm VisionTransformer or Eva; tokens can be dropped only in these")
+        hint = "" if type(vit).__module__.startswith("timm.") else f"; {SAME_IN_TIMM}"
+        raise UnsupportedError(
+            f"{name} is not a timm VisionTransformer or Eva; tokens can be dropped only in these{hint}"
+        )
     rope, embed, pool = getattr(vit, "rope", None), vit.patch_embed, vit.attn_pool
     ways = WAYS if vit.global_pool in POOLS else WAYS[:2]
     changed = [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]
