@@ -188,6 +188,8 @@ class SparseModel(nn.Module):
     def kept(self, x: Tensor | None = None) -> Tensor:
         """Return (B, patches) booleans: which patches remain at the end, alone or as the first patch of a group.
 
+        A fused token counts for no patch.
+
         All patches remain if the strategy did not act, for example in the test of a strategy that acts in training
         only.
 
