@@ -402,8 +402,10 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], places: Mapping[str, int]) -> N
     """Draw the speed-ups of rows with one network, precision and batch size, at the places of their labels."""
     axes.axvline(1, color=style.DARK, linewidth=style.THIN)
     suggested = {places[row.label]: 1 / row.macs_ratio for row in rows}
-    axes.plot(suggested.values(), suggested.keys(), "|", color=style.GREY, markersize=9, label="as the MACs suggest")
+    axes.plot(
+        list(suggested.values()), list(suggested), "|", color=style.GREY, markersize=9, label="as the MACs suggest"
+    )
     for number, mode in enumerate(MODES):
         dots = {places[row.label]: row.speed_up for row in rows if row.mode == mode and row.speed_up is not None}
         look = style.series(number)
-        axes.plot(dots.values(), dots.keys(), look.marker, color=look.color, label=f"{mode}, over eager dense")
+        axes.plot(list(dots.values()), list(dots), look.marker, color=look.color, label=f"{mode}, over eager dense")

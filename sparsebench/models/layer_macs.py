@@ -20,17 +20,22 @@ IMAGES = ((4,), (8,), (12,))
 """Numbers of images of the calls that count a part for whole images, such as a head."""
 
 
+def is_shipped(layer: nn.Module) -> bool:
+    """Return whether the layer's class is of torch or timm, and its forward pass is that of the class."""
+    return type(layer).__module__.startswith(("torch.nn.modules.", "timm.")) and "forward" not in vars(layer)
+
+
 def has_weights(layer: nn.Module) -> bool:
     """Return whether the layer itself, without its inner layers, has a matrix, packed weights or `in_features`."""
-    values = [*layer.parameters(recurse=False), *layer.buffers(recurse=False), *vars(layer).values()]
+    values: list[Any] = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    values += [] if is_shipped(layer) else vars(layer).values()  # another class may have weights that are no parameters
     matrix = any(isinstance(value, Tensor) and sum(side > 1 for side in value.shape) > 1 for value in values)
     return matrix or hasattr(layer, "in_features") or any(isinstance(value, torch.ScriptObject) for value in values)
 
 
 def is_known(layer: nn.Module) -> bool:
     """Return whether the products of a layer are known from its class: a linear layer, or a layer without weights."""
-    ours = type(layer).__module__.startswith(("torch.nn.modules.", "timm.layers."))
-    return ours and "forward" not in vars(layer) and (isinstance(layer, nn.Linear) or not has_weights(layer))
+    return is_shipped(layer) and (isinstance(layer, nn.Linear) or not has_weights(layer))
 
 
 def macs_per_row(name: str, part: nn.Module | None, width: int, like: Tensor, leads: Sequence[Any] = TOKENS) -> int:

@@ -276,3 +276,10 @@ def test_counting_leaves_no_trace_on_the_model() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert all(part.training and not part._forward_hooks and not part._forward_pre_hooks for part in model.modules())
     assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_tensor_that_a_user_keeps_on_a_layer_of_timm_is_no_weight() -> None:
+    model: Any = vit()
+    for block in model.blocks:
+        block.seen = block.attn.maps = block.mlp.inputs = torch.zeros(2, 4, 17, 17)
+    assert dense_macs(model) == dense_macs(vit())
