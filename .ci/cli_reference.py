@@ -60,7 +60,10 @@ def _value(parameter: click.Parameter) -> str:
 
 
 def _default(option: click.Option) -> str:
-    return f" Default: `{option.default}`." if option.show_default and option.default is not None else ""
+    if not option.show_default or option.default is None:
+        return ""
+    value = ",".join(map(str, option.default)) if option.multiple else option.default
+    return f" Default: `{value}`."
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import click
 
 from sparsebench import __version__
 from sparsebench.cli import check, leaderboard, listing, look, papers, publish, run
-from sparsebench.cli.terminal import COMMANDS, EXAMPLES, refusal
+from sparsebench.cli.terminal import COMMANDS, EXAMPLES, check_repeated, refusal
 from sparsebench.errors import UserError
 from sparsebench.plugin.observer import leave_in_time
 
@@ -54,6 +54,13 @@ class _Group(click.Group):
         if kwargs.get("standalone_mode", True):
             sys.exit(result if isinstance(result, int) else 0)
         return result
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        """Return the name, the command and its arguments; see `click.Group.resolve_command`."""
+        name, command, arguments = super().resolve_command(context, args)
+        if command is not None and not context.resilient_parsing:
+            check_repeated(context, command, arguments)
+        return name, command, arguments
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.terminal import PATH, folder_argument, notes, output, table, write
+from sparsebench.cli.terminal import PATH, folder_argument, joined, notes, output, table, write
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.stats import style
@@ -54,6 +54,8 @@ SHOWN = 5
 )
 @click.option(
     "--strategies",
+    multiple=True,
+    callback=joined,
     metavar="NAMES",
     help="Strategies, separated by commas: the only ones in tables, besides dense, or those that a picture names.  "
     "[default: all, or the best in a picture]",

@@ -10,7 +10,7 @@ import click
 from tabulate import tabulate
 
 from sparsebench.cli.run import forecast, read_options
-from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
+from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, numbers, options
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.plan import request as requests
@@ -142,7 +142,7 @@ def compare(
 @click.command()
 @click.argument("models", metavar="MODEL[,MODEL...]")
 @click.argument("strategies", metavar="[NAME|FILE.py[:PARAM=V,V...]]...", nargs=-1)
-@click.option("--batch", "batches", type=Numbers(int), default="1,8,32", show_default=True, help="Batch sizes.")
+@click.option("--batch", "batches", **numbers(int), default=["1,8,32"], show_default=True, help="Batch sizes.")
 @click.option(
     "--mode",
     "modes",

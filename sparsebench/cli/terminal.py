@@ -5,10 +5,12 @@ system, and options made from the fields of a run's request.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -20,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
+from sparsebench.errors import UserError
 from sparsebench.plan import request
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, option_of
 from sparsebench.plugin.registry import FIRST, Registry
@@ -89,6 +92,23 @@ NAMES: dict[str, Callable[[], Iterable[str]]] = {
 """Names for shell completion of options. Arguments for strategies are completed like `plugins`."""
 
 
+def check_repeated(context: click.Context, command: click.Command, arguments: list[str]) -> None:
+    """Raise UserError if an option that takes one value is given several times. click would use the last value."""
+    inner = click.Context(command, info_name=command.name, parent=context, **command.context_settings)
+    _, _, given = command.make_parser(inner).parse_args(list(arguments))
+    counts = Counter(option for option in given if isinstance(option, click.Option))
+    if any(option.is_eager for option in counts):  # --help
+        return
+    for option, n in counts.items():
+        if n > 1 and not (option.multiple or option.is_flag):
+            raise UserError(f"{option.opts[-1]} takes one value", got=f"{n} values", next_step="give it once")
+
+
+def joined(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> str | None:
+    """Return the lists of a repeated option as one list: names separated by commas; None without any."""
+    return ",".join(texts) or None
+
+
 def complete(_context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
     """Return the names with a prefix for shell completion; without any, file names are completed."""
     names = NAMES.get(str(parameter.name), NAMES["plugins"])()
@@ -104,8 +124,9 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
         help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
     )  # fmt: skip
     @click.option(
-        "--columns", metavar="NAME[,NAME...]", help="Show only these columns; an unknown name lists all names."
-    )
+        "--columns", multiple=True, callback=joined, metavar="NAME[,NAME...]",
+        help="Show only these columns; an unknown name lists all names.",
+    )  # fmt: skip
     @wraps(command)
     def with_choice(*args: Any, wide: bool, columns: str | None, **options: Any) -> Any:
         names = tuple(name.strip() for name in columns.split(",")) if columns else ()
@@ -177,6 +198,15 @@ class Numbers(click.ParamType):
             self.fail(f"got '{value}', allowed: numbers separated by commas", param, ctx)
 
 
+def numbers(kind: type) -> dict[str, Any]:
+    """Return the arguments of click.option for a list of numbers. A repeated option adds its numbers."""
+
+    def together(_context: click.Context, _option: click.Parameter, lists: tuple[tuple[Any, ...], ...]) -> Any:
+        return tuple(itertools.chain.from_iterable(lists))
+
+    return {"multiple": True, "type": Numbers(kind), "callback": together}
+
+
 KINDS: dict[type, Any] = {Path: PATH, str: str, int: int, float: float}
 """How click reads a value of each type. If a field has several types, the first one in this order is used."""
 
@@ -191,7 +221,7 @@ def _kind_of(field: FieldInfo) -> dict[str, Any]:
     kind = next((kind for type_, kind in KINDS.items() if type_ in types), int)
     if get_origin(field.annotation) is not tuple:
         return {"type": kind}
-    return {"multiple": True, "type": kind} if kind in (PATH, str) else {"type": Numbers(kind), "default": ()}
+    return {"multiple": True, "type": kind} if kind in (PATH, str) else numbers(kind)
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:

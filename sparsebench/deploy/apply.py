@@ -145,7 +145,11 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
         dims = read_dimensions(arch, weights, key)
         if dims.channels and dims.classes is None:
             raise UserError(
-                f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
+                f"{weights.name} has no output layer",
+                next_step=(
+                    "give weights with head.weight and head.bias, or use Python: "
+                    f"sparsebench.apply(timm.create_model('{arch}', num_classes=0, checkpoint_path=FILE), ...)"
+                ),
             )
         vit = create_vit(arch, dims.size or size, dims.classes or classes, channels=dims.channels or 3)
     load_weights(vit, weights, key, fresh_head=False)

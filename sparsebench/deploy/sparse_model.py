@@ -70,6 +70,11 @@ class SparseModel(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Return what the model returns for (B, channels, height, width) pixels, normalised as for the model."""
+        if torch.jit.is_tracing():  # a trace fixes numbers that depend on the batch, such as random ones
+            raise UserError(
+                "torch.jit.trace would record the choices of one batch for all batches",
+                next_step="use sparse.export(FILE), torch.export or torch.compile",
+            )
         self._check(x)
         network, training = self._network, self.model.training
         items = torch.arange(len(x), device=x.device)
@@ -183,6 +188,8 @@ class SparseModel(nn.Module):
     def kept(self, x: Tensor | None = None) -> Tensor:
         """Return (B, patches) booleans: which patches remain at the end, alone or as the first patch of a group.
 
+        A fused token counts for no patch.
+
         All patches remain if the strategy did not act, for example in the test of a strategy that acts in training
         only.
 
@@ -249,6 +256,13 @@ class SparseModel(nn.Module):
             del _HOLDERS[self.model]
         self._removed, self._last = True, None
         return self.model
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """Refuse the copies of torch.nn.DataParallel, whose calls `loss` and `kept` would not see."""
+        raise UserError(
+            "torch.nn.DataParallel is not supported: it calls copies of the network",
+            next_step="use torch.nn.parallel.DistributedDataParallel, with torchrun",
+        )
 
     def __enter__(self) -> SparseModel:
         return self

@@ -9,7 +9,6 @@ import copy
 import itertools
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,12 +20,16 @@ from torch import Tensor, nn
 
 from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
-from sparsebench.errors import UserError, one_line
+from sparsebench.errors import UnsupportedError, UserError, one_line, plain
+from sparsebench.models.actor import Actor
+from sparsebench.models.base import Network
 from sparsebench.plan.contenders import settings_of
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Expected, Plan
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Cell
 from sparsebench.records.table import setting_text
+from sparsebench.runner.prepare import strategy_of
 from sparsebench.runner.process import peak
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.stats import style
@@ -44,6 +47,8 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.floa
 MODES = ("eager", "compiled")
 DENSE = "dense"
 NOISE = 0.03
+ROW_HEIGHT, MOST_HEIGHT = 0.2, 100
+"""Inches of a row of the picture, and of the whole picture at most."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class Row:
         choice: seconds per batch in the strategy's `plan` with the fields that it reads; None if dense or compiled.
         memory: peak memory of the GPU in bytes; None on a CPU.
         spread: difference from 1 of the ratio of the dense network to itself, measured twice.
+        drift: difference from 1 of the ratio of `speed_up` to the ratio of `images_per_s` to that of the dense network.
+            It is large if the speed of the machine changed between or within rounds.
         problem: why there are no times, or "".
     """
 
@@ -88,6 +95,7 @@ class Row:
     choice: float | None = None
     memory: int | None = None
     spread: float | None = None
+    drift: float | None = None
     problem: str = ""
 
     @property
@@ -102,14 +110,17 @@ class Row:
 
     @property
     def marks(self) -> list[str]:
-        """Warnings: a speed-up larger than the MACs suggest, or a spread over 3 %.
+        """Warnings: a speed-up larger than the MACs suggest, a spread over 3 %, or a drift over 3 %.
 
         The speed-up is over the dense network in the same mode, because compiling alone makes a network faster.
         """
         speed_up = self.speed_up_compiled if self.mode == "compiled" else self.speed_up
         over = self.strategy != DENSE and speed_up is not None and speed_up * self.macs_ratio > 1
         wide = self.spread is not None and self.spread > NOISE
-        return ["faster than its MACs"] * over + ["spread over 3 %"] * wide
+        drifts = self.drift is not None and self.drift > NOISE
+        return (
+            ["faster than its MACs"] * over + ["spread over 3 %"] * wide + ["images/s and speed-up disagree"] * drifts
+        )
 
 
 @dataclass
@@ -269,7 +280,7 @@ def _row(name: str, precision: str, batch: int, device: str, runner: _Runner, ru
             "latency": latency, "latency_p95": float(np.percentile(runner.seconds, 95, method="higher")),
             "images_per_s": batch / latency, "speed_up": _ratio(dense["eager"][0], runner),
             "speed_up_compiled": _ratio(dense["compiled"][0], runner),
-            "spread": None if itself is None else abs(itself - 1),
+            "spread": None if itself is None else abs(itself - 1), "drift": _drift(dense["eager"][0], runner),
         }  # fmt: skip
     return Row(
         name, title, budget, runner.mode, precision, batch, machine, network._network.pixels[1], parameters,
@@ -285,29 +296,46 @@ def _ratio(over: _Runner, under: _Runner) -> float | None:
     return statistics.median(a / b for a, b in zip(over.seconds, under.seconds, strict=True))
 
 
+def _drift(dense: _Runner, runner: _Runner) -> float | None:
+    """Return the difference from 1 of the speed-up over the ratio of the median times; None if one was not measured."""
+    speed_up = _ratio(dense, runner)
+    if speed_up is None:
+        return None
+    return abs(speed_up * statistics.median(runner.seconds) / statistics.median(dense.seconds) - 1)
+
+
 def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:
     """Return the expected times of a plan, and the memory of a process in bytes.
 
     The plan must only have tests of trained weights. A batch of each dense network is timed here, with random weights;
     with a strategy the time is multiplied by its share of the MACs. The memory is the peak of this process so far.
     """
-    seconds: dict[str, float] = {}
+    timed: dict[str, tuple[float, Network]] = {}
+
+    def time_dense(cell: Cell) -> tuple[float, Network]:
+        """Return the seconds of a test without a strategy, and the network."""
+        _, task, model = registry.resolve(cell)
+        pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
+        images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
+        split = Split(images, labels, labels)
+        network = model.build(Data(split, split, task.known_classes(plan.locations) or ()), 0)
+        network.module.to(device)
+        targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
+        inputs = torch.zeros(TIMED_BATCH, *pixels[0][1:], dtype=torch.uint8, device=device)
+        samples = Samples(inputs, targets, None)
+        batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
+        return sum(shape[0] for shape in pixels) * statistics.median(durations) / batch, network
 
     def prior(job: Job) -> float:
-        cell = job.cell
-        if (setting := setting_text(cell)) not in seconds:
-            _, task, model = registry.resolve(cell)
-            pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
-            images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
-            split = Split(images, labels, labels)
-            network = model.build(Data(split, split, task.known_classes(plan.locations) or ()), 0)
-            network.module.to(device)
-            targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
-            inputs = torch.zeros(TIMED_BATCH, *pixels[0][1:], dtype=torch.uint8, device=device)
-            samples = Samples(inputs, targets, None)
-            batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
-            seconds[setting] = sum(shape[0] for shape in pixels) * statistics.median(durations) / batch
-        return seconds[setting] * (cell.budget.macs or 1.0)
+        key = setting_text(job.cell)
+        if key not in timed:
+            timed[key] = time_dense(job.cell)
+        seconds, network = timed[key]
+        try:
+            actor = Actor(strategy_of(job, registry), job.cell.budget, network.cost, network.grid, 0)
+        except UnsupportedError:  # the run will say so
+            return seconds
+        return float(seconds * actor.spent(tuple(actor.keep.values())))
 
     with one_thread():
         expected = Expected(plan.whole, plan.heads.values(), prior)
@@ -340,20 +368,43 @@ def timm_csv(rows: Iterable[Row]) -> str:
 
 
 def draw(rows: Iterable[Row]) -> bytes:
-    """Return a PNG of latency against tokens, and of speed-up over the eager dense network against batch size."""
+    """Return a PNG of the speed-ups over the eager dense network.
+
+    Each strategy with its budget is a row of dots, one dot for each mode. There is a panel for each batch size, and for
+    each network and precision. A grey bar is the speed-up that the MACs suggest.
+    """
+    rows = list(rows)
+    labels = list(dict.fromkeys(row.label for row in rows))
+    batches = sorted({row.batch for row in rows})
+    settings = list(dict.fromkeys((row.network, row.precision) for row in rows))
+    places = {label: place for place, label in enumerate(labels)}
+    height = min(MOST_HEIGHT, 1.2 + len(settings) * (0.6 + ROW_HEIGHT * len(labels)))
     with style.sheet():
-        figure = style.new(9, 4, layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.set(xlabel="patch tokens after the last block", ylabel="ms a batch")
-        right.set(xlabel="batch size", ylabel="speed-up over eager dense", xscale="log")
-        points: dict[tuple[Axes, str], list[tuple[float, float]]] = defaultdict(list)
-        for row in rows:
-            where = f"{row.network}, {row.mode}, {row.precision}"
-            if row.latency is not None:
-                points[left, f"batch {row.batch}, {where}"].append((row.tokens, 1000 * row.latency))
-            if row.speed_up is not None:
-                points[right, f"{row.label}, {where}"].append((row.batch, row.speed_up))
-        for (axes, name), line in points.items():
-            axes.plot(*zip(*sorted(line), strict=True), label=name, **style.series(len(axes.lines))._asdict())
-            axes.legend(fontsize=6)
+        figure = style.new(3 + 2.2 * len(batches), height, layout="constrained")
+        panels = figure.subplots(len(settings), len(batches), sharex=True, sharey=True, squeeze=False)
+        for setting, line in zip(settings, panels, strict=True):
+            for batch, axes in zip(batches, line, strict=True):
+                here = [row for row in rows if (row.network, row.precision) == setting and row.batch == batch]
+                axes.set_title(f"{setting[0]}\n{setting[1]}, batch {batch}", fontsize=8)
+                _draw_panel(axes, here, places)
+        first = panels[0, 0]
+        first.set_yticks(range(len(labels)), [plain(label, 60) for label in labels])
+        first.set_ylim(len(labels) - 0.5, -0.5)
+        first.set_xlim(left=0)
+        for axes in panels[-1]:
+            axes.set_xlabel("speed-up")
+        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         return style.content(figure)
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Row], places: Mapping[str, int]) -> None:
+    """Draw the speed-ups of rows with one network, precision and batch size, at the places of their labels."""
+    axes.axvline(1, color=style.DARK, linewidth=style.THIN)
+    suggested = {places[row.label]: 1 / row.macs_ratio for row in rows}
+    axes.plot(
+        list(suggested.values()), list(suggested), "|", color=style.GREY, markersize=9, label="as the MACs suggest"
+    )
+    for number, mode in enumerate(MODES):
+        dots = {places[row.label]: row.speed_up for row in rows if row.mode == mode and row.speed_up is not None}
+        look = style.series(number)
+        axes.plot(list(dots.values()), list(dots), look.marker, color=look.color, label=f"{mode}, over eager dense")

@@ -27,6 +27,7 @@ from sparsebench.models.timm_parts import (
     branch_input,
     branch_output,
     check_block,
+    input_channels,
     pool,
     refuse,
     vit_cost,
@@ -81,7 +82,7 @@ class DeepViT:
         refuse(vit)
         self.halved = precision == "bfloat16"
         self.module = vit
-        self.channels: int = next(part.in_channels for part in vit.patch_embed.modules() if isinstance(part, nn.Conv2d))
+        self.channels = input_channels(vit.patch_embed)
         device = next(vit.parameters()).device
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):  # buffers, to follow the model's device
             each = torch.tensor(values, dtype=torch.float64, device=device).reshape(-1, 1, 1)

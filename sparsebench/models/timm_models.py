@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparsebench.errors import UserError, few, reason_of, unknown
 from sparsebench.models.base import HEADS
-from sparsebench.models.timm_parts import refuse
+from sparsebench.models.timm_parts import SAME_IN_TIMM, refuse
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"
@@ -73,6 +73,11 @@ def create_vit(
         if isinstance(error, TypeError):  # another kind of architecture, without the argument img_size
             with torch.device("meta"):
                 refuse(timm.create_model(name))
+        if is_external(name) and isinstance(error, KeyError) and error.args == ("architecture",):
+            raise UserError(
+                f"timm cannot build '{name}': its config.json names no architecture of timm, as in a folder of the "
+                "transformers library", next_step=SAME_IN_TIMM,
+            ) from error  # fmt: skip
         problem = f"timm cannot build '{name}' for {height} x {width} pixels"
         raise UserError(f"{problem}: {reason_of(error)}") from error
     refuse(vit)

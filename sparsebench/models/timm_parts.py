@@ -25,6 +25,7 @@ from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.models.actor import Pass
 from sparsebench.models.attention import is_plain, masked_softmax
 from sparsebench.models.base import stem_macs, stem_widths
+from sparsebench.models.layer_macs import IMAGES, counted_per_row, has_weights, macs_per_row, unknown_macs
 from sparsebench.strategy import tokens
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy.tokens import Grouped
@@ -36,6 +37,14 @@ PASSES = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in WAYS}
 POOLS = ("avg", "avgmax", "map")
 """The pools in which sizes of tokens matter."""
 KINDS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed)
+SAME_IN_TIMM = (
+    "if timm has the same network, such as vit_small_patch14_dinov2, build it with timm.create_model and load the "
+    "weights with their names changed to timm's, where qkv is one matrix"
+)
+"""What to do with a network of another library."""
+QKV = ("qkv", "q_proj", "k_proj", "v_proj")
+COUNTED = ("mlp", "attn.proj", *(f"attn.{part}" for part in QKV))
+"""The parts of a block whose MACs are counted."""
 
 
 def coordinates(rope: Any, grid: tuple[int, int], device: torch.device) -> Tensor:
@@ -135,7 +144,10 @@ def refuse(vit: Any) -> None:
     """Raise UnsupportedError for architectures in which dropping tokens would give wrong results silently."""
     name = type(vit).__name__
     if not isinstance(vit, VisionTransformer | Eva):
-        raise UnsupportedError(f"{name} is not a timm VisionTransformer or Eva; tokens can be dropped only in these")
+        hint = "" if type(vit).__module__.startswith("timm.") else f"; {SAME_IN_TIMM}"
+        raise UnsupportedError(
+            f"{name} is not a timm VisionTransformer or Eva; tokens can be dropped only in these{hint}"
+        )
     rope, embed, pool = getattr(vit, "rope", None), vit.patch_embed, vit.attn_pool
     ways = WAYS if vit.global_pool in POOLS else WAYS[:2]
     changed = [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]
@@ -155,6 +167,7 @@ def refuse(vit: Any) -> None:
             pool is None or (type(pool) is AttentionPoolLatent and pool.pos_embed is None and pool.pool == "token")
         ),
         f"its patch embedding is {type(embed).__name__}, not a projection": type(embed) not in (PatchEmbed, ConvStem),
+        "its patch embedding has no Conv2d": not any(isinstance(part, nn.Conv2d) for part in embed.modules()),
         "its images may have any size (dynamic_img_pad), so the number of tokens is not fixed": (
             embed.grid_size is None or embed.dynamic_img_pad
         ),
@@ -166,43 +179,83 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(f"{name}: {reasons[0]}")
 
 
-def linear_macs(module: nn.Module | None) -> int:
-    """Return the MACs per token of all linear layers in the module."""
-    if module is None:
-        return 0
-    return sum(x.in_features * x.out_features for x in module.modules() if isinstance(x, nn.Linear))
-
-
 def vit_cost(vit: Any) -> VitCost:
-    """Return the cost model of a timm VisionTransformer or Eva; raise UnsupportedError for other blocks."""
-    blocks = []
-    for block in vit.blocks:
-        attn: Any = getattr(block, "attn", None)
-        if not is_plain(attn) or not hasattr(block, "mlp"):
-            problem = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
-            raise UnsupportedError(f"MACs of {problem}, or with a gate, are unknown")
-        parts = ("qkv", "q_proj", "k_proj", "v_proj")
-        qkv = sum(linear_macs(getattr(attn, part, None)) for part in parts)
-        blocks.append(BlockCost(qkv, linear_macs(attn.proj), linear_macs(block.mlp), attn.num_heads * attn.head_dim))
-    embed = vit.patch_embed
-    stem = isinstance(embed, ConvStem)
-    patch_macs = stem_macs(vit.embed_dim, embed.patch_size[0]) if stem else embed.proj.weight.numel()
-    head = linear_macs(vit.head) + linear_macs(getattr(vit, "head_dist", None))
+    """Return the cost model of a timm VisionTransformer or Eva.
+
+    Raises:
+        UnsupportedError: the MACs of a block or of a layer are unknown.
+    """
+    like = next(vit.parameters())
+    blocks = [_block_cost(f"blocks.{number}", block, vit.embed_dim, like) for number, block in enumerate(vit.blocks)]
+    _check_others(vit)
+    head = macs_per_row("head", vit.head, vit.num_features, like, IMAGES)
+    head += macs_per_row("head_dist", getattr(vit, "head_dist", None), vit.num_features, like, IMAGES)
     tokens_, prefix = vit.patch_embed.num_patches, vit.num_prefix_tokens
     heads = vit.blocks[0].attn.num_heads
-    token_macs, pool_macs = (0, 0) if vit.attn_pool is None else _pool_macs(vit.attn_pool)
+    token_macs, pool_macs = (0, 0) if vit.attn_pool is None else _pool_macs(vit.attn_pool, like)
     if includes_prefix(vit):
         pool_macs += prefix * token_macs
     class_rows = (vit.cls_token is not None) + (getattr(vit, "dist_token", None) is not None)
-    ends = (patch_macs, head + pool_macs)
+    ends = (_patch_macs(vit, like), head + pool_macs)
     return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, pooled=token_macs)
 
 
-def _pool_macs(part: AttentionPoolLatent) -> tuple[int, int]:
+def _block_cost(name: str, block: Any, width: int, like: Tensor) -> BlockCost:
+    """Return the cost of a block whose tokens have this width; `name` and `like` as in `macs_per_row`."""
+    attn: Any = getattr(block, "attn", None)
+    if not is_plain(attn) or not hasattr(block, "mlp"):
+        problem = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
+        raise UnsupportedError(f"MACs of {problem}, or with a gate, are unknown")
+    inner = attn.num_heads * attn.head_dim
+    if getattr(attn, "q_bias", None) is not None:  # timm multiplies by the layer's weight and does not call the layer
+        if not isinstance(attn.qkv, nn.Linear):
+            raise unknown_macs(f"{name}.attn.qkv", attn.qkv, "this attention needs a Linear")
+        qkv = attn.qkv.weight.numel()
+    else:
+        qkv = sum(macs_per_row(f"{name}.attn.{part}", getattr(attn, part, None), width, like) for part in QKV)
+    proj = macs_per_row(f"{name}.attn.proj", attn.proj, inner, like)
+    mlp = macs_per_row(f"{name}.mlp", block.mlp, width, like)
+    return BlockCost(qkv, proj, mlp, inner)
+
+
+def _patch_macs(vit: Any, like: Tensor) -> int:
+    """Return the MACs of the patch embedding per patch."""
+    embed = vit.patch_embed
+    if isinstance(embed, ConvStem):
+        return stem_macs(vit.embed_dim, embed.patch_size[0])
+    if type(embed.proj) is nn.Conv2d:
+        return embed.proj.weight.numel()
+    shape = (input_channels(embed), *embed.img_size)
+    inputs = [like.new_zeros(images, *shape) for images in (1, 2, 3)]
+    return counted_per_row("patch_embed.proj", embed.proj, inputs, embed.num_patches)
+
+
+def input_channels(embed: Any) -> int:
+    """Return the number of channels that a patch embedding takes."""
+    return next(part.in_channels for part in embed.modules() if isinstance(part, nn.Conv2d))
+
+
+def _check_others(vit: Any) -> None:
+    """Raise UnsupportedError if a layer that `vit_cost` does not count, such as a norm, has weights of products."""
+    places = {name: getattr(vit, name, None) for name in ("patch_drop", "pos_drop", "norm_pre", "norm", "fc_norm")}
+    places |= {f"blocks.{number}": block for number, block in enumerate(vit.blocks)}
+    for place, part in places.items():
+        for name, layer in [] if part is None else part.named_modules(prefix=place):
+            is_counted = any(f"{name}.".startswith(f"{place}.{counted}.") for counted in COUNTED)
+            if not is_counted and has_weights(layer):
+                raise UnsupportedError(
+                    f"MACs of its layer `{name}` ({type(layer).__name__}) are not counted at this place"
+                )
+
+
+def _pool_macs(part: AttentionPoolLatent, like: Tensor) -> tuple[int, int]:
     """Return the MACs of an attention pool per token and per image."""
     width = part.num_heads * part.head_dim
-    latent_macs = sum(linear_macs(piece) for piece in (part.q, part.proj, part.mlp))
-    return linear_macs(part.kv) + 2 * part.latent_len * width, part.latent_len * latent_macs
+    q = macs_per_row("attn_pool.q", part.q, part.latent_dim, like)
+    proj = macs_per_row("attn_pool.proj", part.proj, width, like)
+    mlp = macs_per_row("attn_pool.mlp", part.mlp, part.out_features, like)
+    kv = macs_per_row("attn_pool.kv", part.kv, width, like)
+    return kv + 2 * part.latent_len * width, part.latent_len * (q + proj + mlp)
 
 
 class ConvStem(PatchEmbed):

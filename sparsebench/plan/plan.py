@@ -42,7 +42,7 @@ class Expected:
     Args:
         jobs: the jobs of the plan.
         records: earlier records. Those of other cells are ignored.
-        prior: returns the expected seconds of a job, used if its kind has no finished cell.
+        prior: returns the expected seconds of a job, used until a cell of its kind is done or has progress.
         left: the jobs to run; None for all.
 
     Attributes:
@@ -64,9 +64,7 @@ class Expected:
         self.left = {job.cell.id: job for job in (jobs if left is None else left)}
         self.running: dict[str, tuple[float, float]] = {}
         self.lock = threading.RLock()
-        if prior is not None:
-            for job in jobs:
-                self._hint[job.alike] += prior(job), job.cost
+        self._prior = {} if prior is None else {job.cell.id: prior(job) for job in jobs}
         for record in records:
             self._learn(record)
 
@@ -105,9 +103,10 @@ class Expected:
 
     def seconds(self, job: Job) -> float | None:
         """Return the expected seconds of a cell on one worker, or None before any speed is known."""
+        kinds = (job.alike,) if job.cell.id in self._prior else (job.alike, None)
         tables = (self._spent, self._hint)
-        spent = next((table[kind] for kind in (job.alike, None) for table in tables if kind in table), None)
-        return None if spent is None else float(job.cost * spent[0] / spent[1])
+        spent = next((table[kind] for kind in kinds for table in tables if kind in table), None)
+        return self._prior.get(job.cell.id) if spent is None else float(job.cost * spent[0] / spent[1])
 
     def memory(self, job: Job) -> int | None:
         """Return the expected bytes of memory of a cell's worker, or None if no cell of its kind is done."""

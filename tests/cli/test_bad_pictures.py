@@ -117,7 +117,7 @@ def test_left_out_pictures_change_the_data_and_every_board_says_how_many_there_a
         assert "4 of 14 pictures" in (out / f"leaderboard.{form}").read_text()
 
     again = run(root, weights, out, "--skip-bad", "--plugin", "attn_topk")
-    assert "all 3 cells are in the store" in again.stderr and "pictures to check" not in again.stderr
+    assert "all 4 cells are in the store" in again.stderr and "pictures to check" not in again.stderr
     for name in bad:  # without the bad pictures, the same data need no --skip-bad
         path = root / name
         (path / "inside.png").unlink() if path.is_dir() else None
@@ -147,7 +147,7 @@ def test_a_dry_run_decodes_nothing_and_says_so(
     if more:
         run(root, weights, tmp_path / "out", *more)
         known = run(root, weights, tmp_path / "out", "--dry-run", *more)
-        assert "0 of 2 cells to run" in known.stdout and "decode" not in known.stdout
+        assert "0 of 3 cells to run" in known.stdout and "decode" not in known.stdout
 
 
 def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from commands import call
@@ -100,3 +101,51 @@ def test_what_is_missing_or_not_known_comes_with_an_example(words, example):
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and result.output.rstrip().endswith(f"For example: {example}")
     assert len(result.output.splitlines()) == 1
+
+
+SINGLE = [
+    (name, option.opts[-1])
+    for name, command in main.commands.items()
+    for option in command.params
+    if isinstance(option, click.Option) and not (option.multiple or option.is_flag)
+]
+
+
+def test_an_option_of_one_value_is_refused_if_it_is_repeated() -> None:
+    assert len(SINGLE) > 100
+    for name, option in SINGLE:
+        done = call(name, option, "1", option, "2")
+        assert done.exit_code == 2 and done.stderr.startswith("Error: ") and option in done.stderr, (name, option)
+        assert len(done.stderr.splitlines()) == 1 and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "first", "second"),
+    [
+        ("--macs", "0.45", "0.6,0.8"),
+        ("--keep", "0.5,0.6", "0.9"),
+        ("--n-train", "8", "24"),
+    ],
+)
+def test_lists_of_a_repeated_option_add_up(tmp_path: Path, option: str, first: str, second: str) -> None:
+    def cells(*words: str) -> int:
+        done = call("run", "noise", "--suite", TINY, *words, "--dry-run", "--out", tmp_path)
+        assert done.exit_code == 0, done.stderr
+        return int(done.stdout.split()[0])
+
+    one, other, both = cells(option, first), cells(option, second), cells(option, first, option, second)
+    assert both > max(one, other)
+    assert both == cells(option, f"{first},{second}") == cells(option, second, option, first)
+
+
+def test_lists_of_names_add_up(here: Path) -> None:
+    board = here / "sparsebench-out"
+    both = call("leaderboard", board, "--columns", "rank", "--columns", "strategy,accuracy", "--format", "csv")
+    assert both.exit_code == 0
+    assert both.stdout == call("leaderboard", board, "--columns", "rank,strategy,accuracy", "--format", "csv").stdout
+
+
+def test_flags_may_be_repeated_and_help_is_shown_with_repeated_options(here: Path) -> None:
+    board = here / "sparsebench-out"
+    assert call("leaderboard", board, "--notes", "--notes").stdout == call("leaderboard", board, "--notes").stdout
+    assert call("run", "--suite", "a", "--suite", "b", "--help").exit_code == 0

@@ -402,6 +402,29 @@ def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(tmp_
             timm_model(f"timm:local-dir:{name}", None)
 
 
+def test_a_network_of_another_library_is_pointed_to_timm(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit_msn", "architectures": ["ViTMSNModel"]}))
+    with pytest.raises(UserError, match=r"transformers library.*timm\.create_model") as caught:
+        timm_model(f"timm:local-dir:{tmp_path}", None)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"ViTMSNModel is not a timm .*timm\.create_model.* load the weights"):
+        sparsebench.apply(type("ViTMSNModel", (torch.nn.Module,), {})(), "tome:macs=.5")
+    with pytest.raises(UserError) as caught:
+        sparsebench.apply(timm.create_model("resnet18"), "tome:macs=.5")
+    assert "load the weights" not in str(caught.value)
+
+
+@torch.no_grad()
+def test_weights_without_a_head_are_pointed_to_apply_which_takes_them(tmp_path):
+    file = tmp_path / "features.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=0).state_dict(), file)
+    with pytest.raises(UserError, match=r"no output layer; .*sparsebench\.apply\(timm\.create_model\('test_vit'"):
+        timm_model("timm:test_vit", file)
+    model = timm.create_model("test_vit", num_classes=0, checkpoint_path=str(file)).eval()
+    sparse = sparsebench.apply(model, "attn_topk:macs=0.6")
+    assert sparse(torch.zeros(2, 3, 160, 160)).shape == (2, model.num_features)
+
+
 def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):
     config = ({"input_size": (3, 64, 64), "num_classes": 3}, ARCH, ARGS)
     for module in (timm.models._factory, sparsebench.models.timm_models):

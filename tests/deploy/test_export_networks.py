@@ -58,6 +58,18 @@ def test_the_network_compiles_whole(name, compares, monkeypatch):
     close(compiled(other), sparse(other))
 
 
+@pytest.mark.filterwarnings("ignore")  # warnings of torch about itself
+@pytest.mark.parametrize("name", ["divprune", "attn_topk", "random"])
+@pytest.mark.parametrize("wrap", [lambda sparse: sparse, torch.nn.Sequential], ids=["alone", "inside another module"])
+@torch.no_grad()
+def test_a_trace_of_one_batch_is_refused_but_a_program_of_torch_export_is_right(name, wrap):
+    sparse, (x, other) = sparse_and_pixels(name)
+    with pytest.raises(UserError, match=r"torch\.jit\.trace") as caught:
+        torch.jit.trace(wrap(sparse), x)
+    assert "\n" not in str(caught.value)
+    close(torch.export.export(wrap(sparse), (x,), strict=False).module()(other), sparse(other))
+
+
 def test_what_is_listed_of_files_is_what_is_tested_here():
     answers = {cls.name: exportable(cls) for cls in FIXED}
     assert set(answers.values()) == {"yes"}

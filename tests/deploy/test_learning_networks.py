@@ -179,3 +179,14 @@ def test_the_script_of_the_docs_trains_on_two_processes_or_one(tmp_path, launch,
     assert "epoch 1: loss " in done.stdout
     saved = torch.load(tmp_path / "sparse.pt", weights_only=True)
     assert saved["state_dict"].keys() >= saved["ema"].keys()
+
+
+@pytest.mark.parametrize("wrap", [lambda sparse: sparse, torch.nn.Sequential], ids=["alone", "inside another module"])
+def test_data_parallel_copies_are_refused(wrap):
+    sparse = sparsebench.apply(vit().train(), "dynamic_vit:keep_rate=0.5", learned="random")
+    with pytest.raises(UserError, match="DataParallel is not supported") as caught:
+        for module in wrap(sparse).modules():  # as torch.nn.DataParallel does on two GPUs
+            module._replicate_for_data_parallel()
+    assert "\n" not in str(caught.value)
+    sparse(pixels())
+    assert sparse.loss().isfinite() and copy.deepcopy(sparse)(pixels()).isfinite().all()

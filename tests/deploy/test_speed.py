@@ -1,5 +1,7 @@
 """Rows of speeds: measurements, marks and files."""
 
+import dataclasses
+import io
 import json
 import time
 
@@ -7,6 +9,7 @@ import pytest
 import timm
 import torch
 from click.testing import CliRunner
+from PIL import Image
 from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.cli import main
@@ -46,6 +49,24 @@ def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records
             assert row.images_per_s == pytest.approx(row.batch / row.latency)
             assert (row.macs_ratio == 1) if row.strategy == "dense" else (0 < row.macs_ratio < 1)
             assert row.memory is None and row.device == "cpu"
+
+
+def test_a_row_whose_speed_up_disagrees_with_its_images_per_second_is_marked(eager):
+    measured = list(speed.measure({"m": _model()}, ["tome:per_block=2"], batches=[2], modes=["eager"], rounds=3))
+    dense, sparse = (row for row in measured if row.mode == "eager")
+    for row in (dense, sparse):
+        assert row.drift == pytest.approx(abs(row.speed_up / (row.images_per_s / dense.images_per_s) - 1), abs=1e-9)
+    apart, near = (dataclasses.replace(sparse, drift=drift, spread=0.0, speed_up=1.0) for drift in (0.5, 0.01))
+    assert len(apart.marks) == 1 and near.marks == []
+
+
+def test_the_picture_has_room_for_each_strategy_and_for_rows_without_times(eager):
+    words = [f"tome:per_block={count}" for count in (1, 2, 3)]
+    measured = list(speed.measure({"m": _model()}, words, batches=[1, 2], modes=["eager"], rounds=2))
+    lost = [dataclasses.replace(row, speed_up=None, problem="does not fit the memory") for row in measured]
+    few = [row for row in measured if row.strategy == "dense"]
+    sizes = [Image.open(io.BytesIO(speed.draw(rows))).size for rows in (few, measured, lost)]
+    assert sizes[0][1] < sizes[1][1] == sizes[2][1]
 
 
 def test_a_strategy_that_sleeps_has_a_choice_that_costs_as_much(monkeypatch, eager):
@@ -89,10 +110,12 @@ def test_a_batch_that_does_not_fit_says_so_and_the_others_go_on_and_one_of_nothi
 
 
 def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
-    words = ["speed", "timm:test_vit", "--batch", "1,2", "--rounds", "2", "--device", "cpu"]
+    words = ["speed", "timm:test_vit", "--batch", "2", "--batch", "1", "--rounds", "2", "--device", "cpu"]
     result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
     assert result.exit_code == 0 and "no C++ compiler" in result.output
     assert {path.name for path in (tmp_path / "s").iterdir()} == {"speed.jsonl", "timm.csv", "speed.png"}
+    rows = [json.loads(line) for line in (tmp_path / "s" / "speed.jsonl").read_text().splitlines()]
+    assert {row["batch"] for row in rows} == {1, 2}
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
     assert again.exit_code == 2 and "already exists" in again.output
     bare = CliRunner().invoke(main, ["speed", "test_vit", "--out", str(tmp_path / "t")])

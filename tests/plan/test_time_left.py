@@ -56,6 +56,9 @@ def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
     assert Expected(jobs, [took(small, 2.0), took(large, 9.0)]).seconds(small) == pytest.approx(2.0)
     expected = Expected(jobs, [took(small, 2.0)], prior=lambda job: 7.0)
     assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(2.0), pytest.approx(7.0))
+    seconds = {job.cell.id: float(n) for n, job in enumerate(jobs)}
+    expected = Expected(jobs, prior=lambda job: seconds[job.cell.id])
+    assert [expected.seconds(job) for job in jobs] == list(seconds.values()), "each job has its own"
 
 
 def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_most_of_a_kind() -> None:

@@ -19,6 +19,7 @@ import sparsebench
 from sparsebench.board.settings import about, frame_of, settings_of
 from sparsebench.deploy.compare import compare, rows
 from sparsebench.deploy.pictures import Trainer
+from sparsebench.deploy.speed import expect_tests
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
@@ -418,3 +419,17 @@ def test_a_folder_with_results_of_other_weights_is_named(
         sparsebench.run(suite="folder", tasks=TASK, model=f"timm:{ARCH}", images=f"folder:{pictures}", weights=path,
                         out=tmp_path / "out", device="cpu", jobs=0)  # fmt: skip
     assert "also has results of other weights, own.safetensors" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*the closest possible")  # four tokens miss most budgets
+def test_the_expected_time_of_a_test_follows_the_macs_of_its_strategy(files: Files, tmp_path: Path) -> None:
+    plan = planned(tmp_path, files, plugins=("tome:per_block=1", "perturbation", "attn_topk"), macs=(0.9, 0.5))
+    expected, _ = expect_tests(plan, Registry(), "cpu")
+    dense = next(job for job in plan.todo if job.label == "dense")
+    model, shares = timm.create_model(ARCH, img_size=CANVAS), []
+    for job in plan.todo:
+        budget = {} if job is dense else job.cell.budget.model_dump(exclude_unset=True)
+        shares.append((expected.seconds(job) or 0) / (expected.seconds(dense) or 0))
+        with sparsebench.apply(model, job.label, **budget) as sparse:
+            assert shares[-1] == pytest.approx(sparse.macs_ratio), (job.label, budget)
+    assert min(shares) < 0.6 and max(shares) > 1
