@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparsebench.errors import UserError, few
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, values_of
-from sparsebench.plugin import content
+from sparsebench.plugin import classes
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
@@ -83,7 +83,7 @@ def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     names = []
     for plugin in several:
         if isinstance(plugin, Strategy) or (isinstance(plugin, type) and issubclass(plugin, Strategy)):
-            names.append(content.write(plugin, out))
+            names.append(classes.write(plugin, out))
         elif isinstance(plugin, str | os.PathLike):
             names.append(os.fspath(plugin))
         else:

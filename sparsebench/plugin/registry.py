@@ -290,7 +290,7 @@ class Registry:
                 self._take(lambda: _execute(content), origin, path)
             except PluginError as error:
                 cause = error.__cause__ or error
-                place = last_line(cause, lambda frame: Path(frame.f_code.co_filename) in content.files)
+                place = last_line(cause, lambda frame: Path(frame.f_code.co_filename) in content.paths)
                 place = "" if isinstance(cause, SyntaxError) else place  # its text has the place
                 raise PluginError(f"plugin file {path}: {error}{place}") from error
             if not self.manager.get_hookcallers(self.manager.get_plugin(str(path))):
