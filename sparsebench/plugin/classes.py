@@ -101,8 +101,8 @@ def _find(name: str) -> Place | None:
 def _check_values(content: Content) -> None:
     """Raise UserError if a module of the author has other values in this process than in its file.
 
-    The file may have been edited after the import, or the value changed. Workers import what is in the file. Values that
-    the module itself changes, by `global`, may differ.
+    The file may have been edited after the import, or the value changed. Workers import what is in the file. Values
+    that the module itself changes, by `global`, may differ.
     """
     for known, value in content.contents.items():
         name = known.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -116,8 +116,8 @@ def _check_values(content: Content) -> None:
                 continue
             if not _is_value(node, actual):
                 raise UserError(
-                    f"'{name}.{key}' is not what {content.files[known]} says: the file was edited after it was imported, "
-                    "or the value was changed", next_step=f"write it in the file; then {RESTART}",
+                    f"'{name}.{key}' differs from {content.files[known]}: "
+                    "the file was edited after the import, or the value was changed", next_step=f"write it in the file; then {RESTART}",
                 )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _add_names(text: str, source: Source, user: type | FunctionType, parts: dict
         local |= {name for name in used - source.names.keys() if not hasattr(builtins, name)} - {user.__name__}
     if local:
         raise UserError(
-            f"'{user.__name__}' uses '{min(local)}' of the function in which it is defined, which cannot be stored with it",
+            f"'{user.__name__}' uses '{min(local)}', a variable of the function around it, which cannot be stored",
             next_step="define both at the top of the module",
         )
     for name in sorted(used - MODULES_OWN):

@@ -13,8 +13,8 @@ from samples import SAMPLES
 
 import sparsebench
 from sparsebench.plugin.content import file_revision
-from sparsebench.plugin.source import code_of
 from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.source import code_of
 from sparsebench.records import store
 from sparsebench.testing import process
 
