@@ -117,7 +117,8 @@ def _check_values(content: Content) -> None:
             if not _is_value(node, actual):
                 raise UserError(
                     f"'{name}.{key}' differs from {content.files[known]}: "
-                    "the file was edited after the import, or the value was changed", next_step=f"write it in the file; then {RESTART}",
+                    "the file was edited after the import, or the value was changed",
+                    next_step=f"write it in the file; then {RESTART}",
                 )  # fmt: skip
 
 
@@ -154,7 +155,8 @@ def _add(user: type | FunctionType, parts: dict[str, str]) -> None:
 def _add_names(text: str, source: Source, user: type | FunctionType, parts: dict[str, str]) -> None:
     """Add the source of the global names that a text uses to `parts`."""
     used = set[str]().union(*map(uses, ast.parse(text).body))
-    local = set[str]().union(*(function.__code__.co_freevars for function in _functions(user))) - {"__class__"}
+    codes = [function.__code__ for function in _functions(user)]
+    local = {name for code in codes if code.co_filename == source.file for name in code.co_freevars} - {"__class__"}
     if "<locals>" in user.__qualname__:
         local |= {name for name in used - source.names.keys() if not hasattr(builtins, name)} - {user.__name__}
     if local:

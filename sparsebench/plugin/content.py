@@ -215,9 +215,9 @@ class Content:
         """Raise UserError if a module of the author was imported that is not in `files`."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if name in before or file is None or name.partition(".")[0] in {*NEVER, *self.imports}:
+            if name in before or file is None or name.partition(".")[0] in {*NEVER, *self.imports, "__mp_main__"}:
                 continue
-            if not is_installed(Path(file)) and Path(file) not in self.paths:
+            if Path(file).is_file() and not is_installed(Path(file)) and Path(file) not in self.paths:
                 raise UserError(
                     f"it imports module '{name}' in a way that its source does not show, so its revision lacks it",
                     got=file, next_step=f"move it beside the file, and write import {name}",

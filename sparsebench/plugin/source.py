@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sparsebench.errors import UserError
@@ -130,7 +130,7 @@ def imported(tree: ast.AST) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
-        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__") and node.args:
             names |= {name for name in (_text(node.args[0]),) if name and not name.startswith(".")}
     return names
 
@@ -144,15 +144,13 @@ def _walk(tree: ast.AST) -> Iterator[ast.AST]:
         pending += node.orelse if _is_for_type_checkers(node) else ast.iter_child_nodes(node)
 
 
-def _called(node: ast.Call) -> str:
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+def _name(node: ast.expr) -> str:
+    """Return the name of a variable or an attribute, or "" for another expression."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _is_for_type_checkers(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in (
-        getattr(node.test, "id", ""),
-        getattr(node.test, "attr", ""),
-    )
+    return isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING"
 
 
 def _is_for_scripts(node: ast.AST) -> bool:
@@ -228,7 +226,8 @@ class _Bare(ast.NodeTransformer):
         node.returns = None
         return self.generic_visit(node)
 
-    visit_AsyncFunctionDef = visit_FunctionDef
+    def visit_AsyncFunctionDef(self, node: Any) -> Any:
+        return self.visit_FunctionDef(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         pending: list[ast.AST] = [node.annotation]
@@ -273,21 +272,13 @@ def needed(tree: ast.Module, modules: Collection[str]) -> list[ast.stmt] | None:
         tree: the syntax tree of a plugin file.
         modules: the modules that belong to the plugin. Their imports count in any case, because they execute them.
     """
-    definitions, pending, included = defaultdict[str, list[ast.stmt]](list), list[str](), list[ast.stmt]()
-    for node in statements(tree):
-        if is_hook(node):
-            if (classes := _returned(node)) is None:
-                return None
-            pending += classes
-            continue
-        if (names := bound(node)) is None:
-            return None
-        for name in names:
-            definitions[name].append(node)
-        if isinstance(node, ast.Import | ast.ImportFrom) and _belongs(node, modules):
-            included.append(node)
-    if any(len(several) > 1 and not _same_import(name, several) for name, several in definitions.items()):
+    nodes = [node for node in statements(tree) if not is_hook(node)]
+    classes = [_returned(node) for node in tree.body if is_hook(node)]
+    definitions = _definitions(nodes)
+    if definitions is None or None in classes:
         return None
+    included = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) and _belongs(node, modules)]
+    pending = [name for names in classes for name in names or ()]
     seen = set[str]()
     while pending:
         name = pending.pop()
@@ -295,14 +286,26 @@ def needed(tree: ast.Module, modules: Collection[str]) -> list[ast.stmt] | None:
             continue
         seen.add(name)
         for node in definitions.get(name) or definitions.get(STAR, ()):
-            if not any(node is other for other in included):
-                included.append(node)
+            included.append(node)
             try:
                 pending += uses(node)
             except (ValueError, RecursionError):
                 return None
-    others = [node for several in definitions.values() for node in several if all(node is not one for one in included)]
+    others = [node for node in nodes if all(node is not one for one in included)]
     return None if any(map(_calls, others)) else included
+
+
+def _definitions(nodes: Iterable[ast.stmt]) -> dict[str, list[ast.stmt]] | None:
+    """Return statements by the names that they define; None if one does something else, or a name has several."""
+    found = defaultdict[str, list[ast.stmt]](list)
+    for node in nodes:
+        names = bound(node)
+        if names is None:
+            return None
+        for name in names:
+            found[name].append(node)
+    clear = all(len(several) == 1 or _stand_together(name, several) for name, several in found.items())
+    return found if clear else None
 
 
 def _calls(statement: ast.stmt) -> bool:
@@ -326,8 +329,8 @@ def _belongs(node: ast.Import | ast.ImportFrom, modules: Collection[str]) -> boo
     return any(name.partition(".")[0] in modules for name in imported(node))
 
 
-def _same_import(name: str, several: Sequence[ast.stmt]) -> bool:
-    """Return whether statements that define the same name may stand together: `import a.b` and `import a.c`."""
+def _stand_together(name: str, several: Sequence[ast.stmt]) -> bool:
+    """Return whether statements that define the same name do not replace each other: `import a.b` and `import a.c`."""
     plain = all(isinstance(node, ast.Import) and not node.names[0].asname for node in several)
     return plain or name == STAR
 
@@ -376,25 +379,24 @@ def named_files(tree: ast.Module, folder: Path, name: str) -> dict[str, Path]:
         UserError: it reads files beside it whose names are not in its source.
     """
     nodes = [part for node in statements(tree) if not is_hook(node) for part in _walk(node)]
-    texts = {
-        text for node in nodes for text in (_text(node),) if text and "\0" not in text and not text.startswith("/")
-    }
-    folders = ["", *(f"{text}/" for text in texts if _kind(folder / text) == "folder")]
-    names = {f"{place}{text}" for place in folders for text in texts if _kind(folder / f"{place}{text}") == "file"}
-    files = {known: folder / known for known in sorted(names) if not known.endswith(".py") and ".." not in known}
-    reads = any(isinstance(node, ast.Call) and _called(node).startswith(READS) for node in nodes)
+    texts = {_text(node) or "" for node in nodes if isinstance(node, ast.expr)}
+    places = ["", *(f"{text}/" for text in texts if _kind(folder, text) == "folder")]
+    names = {f"{place}{text}" for place in places for text in texts if _kind(folder, f"{place}{text}") == "file"}
+    files = {PurePosixPath(text).as_posix(): folder / text for text in sorted(names) if not text.endswith(".py")}
+    reads = any(isinstance(node, ast.Call) and _name(node.func).startswith(READS) for node in nodes)
     if not files and reads and any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
         raise UserError(
-            f"{name} reads files beside it (by __file__), and its source does not have their names, so that they "
-            "cannot be stored with its results",
-            next_step="write the name of each file, or put module and data into a package",
+            f"{name} reads a file beside it, by __file__, and its source does not have the name of the file",
+            next_step="write the name there, or put the module and its data into a package; they are stored together",
         )
     return files
 
 
-def _kind(path: Path) -> str:
-    """Return "file", "folder", or "" for anything else."""
+def _kind(folder: Path, text: str) -> str:
+    """Return "file" or "folder" for the name of one in a folder, or ""."""
+    if not text or text.startswith(("/", ".")) or ".." in text:
+        return ""
     try:
-        return "file" if path.is_file() else "folder" if path.is_dir() else ""
+        return "file" if (folder / text).is_file() else "folder" if (folder / text).is_dir() else ""
     except (OSError, ValueError):
         return ""
