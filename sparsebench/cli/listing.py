@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,12 @@ def _about(category: str, cls: Any) -> str:
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Enum):
+            kind = " | ".join(repr(member.value) for member in info.annotation)
         if key == "disposal":
             kind = f"Literal{list(cls.allowed_disposals())}"
-        default = "required" if info.is_required() else repr(info.default)
+        value = info.default.value if isinstance(info.default, Enum) else info.default
+        default = "required" if info.is_required() else repr(value)
         about = f"  {info.description}" if info.description else ""
         lines.append(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":

@@ -418,7 +418,7 @@ def _reason(error: BaseException) -> str:
     if not isinstance(error, PydanticSchemaGenerationError):
         return one_line(error)
     kind = re.search(r"schema for (.+?)\. Set", error.message)
-    allowed = "int, float, str, bool, Literal, and tuples of them"
+    allowed = "int, float, str, bool, None, Literal, Enum, and tuples or lists of them"
     return str(
         UserError(
             "the type of a parameter", got=kind[1] if kind else one_line(error), allowed=allowed,

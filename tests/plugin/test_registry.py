@@ -147,7 +147,8 @@ def test_whatever_a_file_does_while_it_loads_is_one_line_with_its_place(
     ("largest: bool", "trained: bool = True\n    largest: bool", "write trained: ClassVar[bool] = True"),
     ("largest: bool", "loss: float = 0.5\n    largest: bool", "a parameter 'loss', which is a method of Strategy"),
     ("largest: bool", "table: memoryview = None\n    largest: bool",
-     "the type of a parameter; got <class 'memoryview'>; allowed: int, float, str, bool, Literal, and tuples of them"),
+     "the type of a parameter; got <class 'memoryview'>; "
+     "allowed: int, float, str, bool, None, Literal, Enum, and tuples or lists of them"),
     ("largest: bool", 'kind: ClassVar[str] = "best"\n    largest: bool', "kind must be one of"),
     ("largest: bool", 'site: ClassVar[str] = "output"\n    largest: bool', "site must be one of"),
     ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"labels"})\n    largest: bool', "unknown labels"),
