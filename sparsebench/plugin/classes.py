@@ -19,7 +19,7 @@ from typing import Any
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.plugin.content import Content, Place, find_module, place_of
-from sparsebench.plugin.source import STAR, absolute, bound, constant, is_constant, parse, statements, uses
+from sparsebench.plugin.source import STAR, absolute, bound, canonical, constant, is_constant, parse, statements, uses
 from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
 
@@ -256,34 +256,48 @@ def _source_of(user: type | FunctionType) -> Source:
     Raises:
         UserError: it is unknown, or differs from what this process has.
     """
-    edited = ""
     for function in _functions(user):
+        if function.__code__.co_qualname not in (user.__qualname__, f"{user.__qualname__}.{function.__name__}"):
+            continue  # it was put into the class later, or is made by a decorator
         file = function.__code__.co_filename
         for node in ast.walk(_tree(file)):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == user.__name__:
-                begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                if begin <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
-                    _check_attributes(user, node)
-                    return Source(_text(node, begin, file, function.__globals__), function.__globals__, file)
-                edited = file if Path(file).is_file() else ""
-    if edited:
-        raise UserError(f"{edited} was edited after '{user.__name__}' was imported from it", next_step=RESTART)
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name != user.__name__:
+                continue
+            if _first(node) <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
+                return _checked(user, node, file, function.__globals__)
+        if Path(file).is_file():
+            raise _edited(user, file)
     module = sys.modules.get(user.__module__)  # for a class without methods
     first = getattr(module, "__file__", None) or next(_cells(), "")
-    found = {
-        _text(node, min([node.lineno, *(part.lineno for part in node.decorator_list)]), file, vars(module)): file
-        for file in _files_like(first)
-        for node in _tree(file).body
-        if isinstance(node, ast.ClassDef) and node.name == user.__name__ and isinstance(user, type)
-    }
-    if len(found) == 1:
-        ((text, file),) = found.items()
-        return Source(text, vars(module), file)
+    nodes = [(node, file) for file in _files_like(first) for node in _tree(file).body]
+    found = [(node, file) for node, file in nodes if isinstance(node, ast.ClassDef) and node.name == user.__name__]
+    if module is not None and isinstance(user, type) and len({canonical(node) for node, _ in found}) == 1:
+        return _checked(user, *found[0], vars(module))
     raise UserError(f"the source of '{user.__name__}' is unknown", next_step=TO_A_FILE)
 
 
-def _check_attributes(user: type | FunctionType, node: ast.ClassDef | ast.FunctionDef) -> None:
-    """Raise UserError if attributes of a class were added or changed after its definition."""
+def _checked(
+    user: type | FunctionType, node: ast.ClassDef | ast.FunctionDef, file: str, names: Mapping[str, Any]
+) -> Source:
+    """Return the source of a class or function at a node, with absolute imports."""
+    _check_attributes(user, node, file)
+    if any(isinstance(part, ast.ImportFrom) and part.level for part in ast.walk(node)):
+        return Source(ast.unparse(absolute(ast.Module([node], []), _package(names))), names, file)
+    lines = linecache.getlines(file)[_first(node) - 1 : node.end_lineno]
+    return Source(textwrap.dedent("".join(lines)).rstrip(), names, file)
+
+
+def _first(node: ast.ClassDef | ast.FunctionDef) -> int:
+    """Return the first line of a definition, with its decorators."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _edited(user: type | FunctionType, file: str) -> UserError:
+    return UserError(f"{file} was edited after '{user.__name__}' was imported from it", next_step=RESTART)
+
+
+def _check_attributes(user: type | FunctionType, node: ast.ClassDef | ast.FunctionDef, file: str) -> None:
+    """Raise UserError if attributes of a class were added or changed after its definition, or its file was edited."""
     if not isinstance(user, type) or not isinstance(node, ast.ClassDef) or node.decorator_list:
         return
     stored = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
@@ -296,7 +310,9 @@ def _check_attributes(user: type | FunctionType, node: ast.ClassDef | ast.Functi
         changed = name not in stored and part is None
         if isinstance(part, ast.FunctionDef) and not part.decorator_list:
             code = getattr(value, "__code__", None)
-            changed = code is None or not part.lineno <= code.co_firstlineno <= (part.end_lineno or 0)
+            changed = code is None or code.co_qualname != f"{user.__qualname__}.{name}"
+            if code is not None and not changed and code.co_firstlineno != part.lineno:
+                raise _edited(user, file)
         elif isinstance(part, ast.Assign | ast.AnnAssign) and is_constant(part.value):
             changed = not _same(constant(part.value), value)
         if changed:
@@ -311,14 +327,6 @@ def _functions(user: type | FunctionType) -> Iterator[FunctionType]:
         item = getattr(item, "__func__", getattr(item, "fget", item))  # class methods, static methods, properties
         if isinstance(item, FunctionType):
             yield inspect.unwrap(item)
-
-
-def _text(node: ast.stmt, begin: int, file: str, names: Mapping[str, Any]) -> str:
-    """Return the text of a definition that begins at a line, with absolute imports."""
-    if any(isinstance(part, ast.ImportFrom) and part.level for part in ast.walk(node)):
-        return ast.unparse(absolute(ast.Module([node], []), _package(names)))
-    text = "".join(linecache.getlines(file)[begin - 1 : node.end_lineno])
-    return textwrap.dedent(text).rstrip()
 
 
 def _package(names: Mapping[str, Any]) -> str:

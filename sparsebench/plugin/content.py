@@ -214,7 +214,7 @@ class Content:
     def _check_modules(self, before: Collection[str]) -> None:
         """Raise UserError if a module of the author was imported that is not in `files`."""
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
+            file = getattr(module, "__dict__", {}).get("__file__")  # getattr would import modules that are lazy
             if name in before or file is None or name.partition(".")[0] in {*NEVER, *self.imports, "__mp_main__"}:
                 continue
             if Path(file).is_file() and not is_installed(Path(file)) and Path(file) not in self.paths:
