@@ -297,8 +297,10 @@ def _edited(user: type | FunctionType, file: str) -> UserError:
 
 
 def _check_attributes(user: type | FunctionType, node: ast.ClassDef | ast.FunctionDef, file: str) -> None:
-    """Raise UserError if attributes of a class were added or changed after its definition, or its file was edited."""
-    if not isinstance(user, type) or not isinstance(node, ast.ClassDef) or node.decorator_list:
+    """Raise UserError if attributes of a strategy were set after its definition, or its file was edited."""
+    if not (isinstance(user, type) and issubclass(user, Strategy) and isinstance(node, ast.ClassDef)):
+        return  # metaclasses of other classes may change values
+    if node.decorator_list:
         return
     stored = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
     stored |= {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.ClassDef)}

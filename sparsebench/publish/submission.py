@@ -2,7 +2,7 @@
 
 FOLDER/manifest.json                the strategy and its origin
 FOLDER/records/records.parquet      a sealed file: the records, their machines, strategies and suite
-FOLDER/plugin/                      the strategy's file, and the modules that it imports from its folder
+FOLDER/plugin/                      the strategy's file, and the modules of its author that it imports
 
 Files of other plugins are left out: cells of their tasks and models can be checked, but not run again. Apart from the
 manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of a submission
@@ -163,7 +163,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     A submission has every record of the strategy, including failures, in the suite if it is complete, otherwise in all
     settings. It has the records of baselines and oracles in the same settings, because differences are paired by seed
     and valid only within one run, and the records of cells whose weights other cells start from. It has no other
-    deployable strategy. A strategy from a file comes with the file and the modules that it imports from its folder. The
+    deployable strategy. A strategy from a file comes with the file and the modules of its author that it imports. The
     same records always give the same bytes.
 
     Raises:

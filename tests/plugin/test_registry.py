@@ -238,6 +238,29 @@ def test_a_broken_installed_plugin_costs_only_itself(installed: Installed) -> No
             look(name)
 
 
+def test_list_imports_an_installed_plugin_only_after_a_change(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each call it would cost what its imports cost."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    imports = tmp_path / "imports"
+    text = f"open({str(imports)!r}, 'a').write('.')\n{GOOD}"
+    installed({"norm": "stranger_counted"}, stranger_counted=text)
+
+    def listed(*words: str) -> str:
+        sys.modules.pop("stranger_counted", None)
+        done = CliRunner().invoke(main, ["list", *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert listed("--json") == listed("--json") and imports.read_text() == "."
+    assert "norm" not in listed("tasks") and "composite" in listed("tasks") and imports.read_text() == ".."
+    (tmp_path / "stranger_counted.py").write_text(text.replace("The longest", "Really the longest"))
+    assert "Really the longest" in listed("--json") and imports.read_text() == "..."
+    (tmp_path / "stranger_counted.py").write_text("1 / 0")
+    assert "ZeroDivisionError" in listed("--json") and "ZeroDivisionError" in listed("--json")
+
+
 @pytest.mark.parametrize("value", ["a b", "", ":x", "a..b", "-"])
 def test_an_entry_point_that_names_no_module_costs_only_itself(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
