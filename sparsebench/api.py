@@ -40,10 +40,10 @@ def run(
 ) -> pd.DataFrame:
     """Run the missing cells and return the leaderboard, one row for each strategy and budget; see `leaderboard`.
 
-    A strategy is a name, a file, or your own class or instance. The source of a class, and your modules that it imports,
-    are stored in `out`, and workers load them from there. The other arguments are the options of `sparsebench run`. `checkpoint=None` writes no
-    checkpoints. `on_record` is called with each new record. `progress` shows a progress bar, by default in notebooks
-    only.
+    A strategy is a name, a file, or your own class or instance. The source of a class, and your modules that it
+    imports, are stored in `out`, and workers load them from there. The other arguments are the options of
+    `sparsebench run`. `checkpoint=None` writes no checkpoints. `on_record` is called with each new record. `progress`
+    shows a progress bar, by default in notebooks only.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.

@@ -76,7 +76,7 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _text(node: ast.expr) -> str | None:
+def _text(node: ast.AST) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
@@ -141,7 +141,7 @@ def _walk(tree: ast.AST) -> Iterator[ast.AST]:
     while pending:
         node = pending.pop()
         yield node
-        pending += node.orelse if _is_for_type_checkers(node) else ast.iter_child_nodes(node)
+        pending += getattr(node, "orelse", ()) if _is_for_type_checkers(node) else ast.iter_child_nodes(node)
 
 
 def _name(node: ast.expr) -> str:
@@ -277,7 +277,7 @@ def needed(tree: ast.Module, modules: Collection[str]) -> list[ast.stmt] | None:
     definitions = _definitions(nodes)
     if definitions is None or None in classes:
         return None
-    included = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) and _belongs(node, modules)]
+    included = [node for node in nodes if _belongs(node, modules)]
     pending = [name for names in classes for name in names or ()]
     seen = set[str]()
     while pending:
@@ -285,7 +285,7 @@ def needed(tree: ast.Module, modules: Collection[str]) -> list[ast.stmt] | None:
         if name in seen or (name not in definitions and hasattr(builtins, name)):
             continue
         seen.add(name)
-        for node in definitions.get(name) or definitions.get(STAR, ()):
+        for node in definitions.get(name) or definitions.get(STAR) or []:
             included.append(node)
             try:
                 pending += uses(node)
@@ -324,9 +324,10 @@ def _calls(statement: ast.stmt) -> bool:
     return False
 
 
-def _belongs(node: ast.Import | ast.ImportFrom, modules: Collection[str]) -> bool:
-    """Return whether an import is of one of the modules, or of what is in it."""
-    return any(name.partition(".")[0] in modules for name in imported(node))
+def _belongs(node: ast.stmt, modules: Collection[str]) -> bool:
+    """Return whether a statement imports one of the modules, or what is in it."""
+    imports = isinstance(node, ast.Import | ast.ImportFrom)
+    return imports and any(name.partition(".")[0] in modules for name in imported(node))
 
 
 def _stand_together(name: str, several: Sequence[ast.stmt]) -> bool:

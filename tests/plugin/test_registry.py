@@ -244,7 +244,7 @@ def test_list_imports_an_installed_plugin_only_after_a_change(
     """In each call it would cost what its imports cost."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     imports = tmp_path / "imports"
-    text = f"open({str(imports)!r}, 'a').write('.')\n{GOOD}"
+    text = f"with open({str(imports)!r}, 'a') as file:\n    file.write('.')\n{GOOD}"
     installed({"norm": "stranger_counted"}, stranger_counted=text)
 
     def listed(*words: str) -> str:
@@ -255,8 +255,8 @@ def test_list_imports_an_installed_plugin_only_after_a_change(
 
     assert listed("--json") == listed("--json") and imports.read_text() == "."
     assert "norm" not in listed("tasks") and "composite" in listed("tasks") and imports.read_text() == ".."
-    (tmp_path / "stranger_counted.py").write_text(text.replace("The longest", "Really the longest"))
-    assert "Really the longest" in listed("--json") and imports.read_text() == "..."
+    (tmp_path / "stranger_counted.py").write_text(text.replace("Keeps the tokens", "Keeps only tokens"))
+    assert "Keeps only tokens" in listed("--json") and imports.read_text() == "..."
     (tmp_path / "stranger_counted.py").write_text("1 / 0")
     assert "ZeroDivisionError" in listed("--json") and "ZeroDivisionError" in listed("--json")
 
