@@ -18,7 +18,7 @@ from typing import Any
 
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
-from sparsebench.plugin.content import Content, Place, find_module, place_of
+from sparsebench.plugin.content import Content, Place, find_module, has_name_of_python, place_of
 from sparsebench.plugin.source import STAR, absolute, bound, canonical, constant, is_constant, parse, statements, uses
 from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
@@ -81,14 +81,18 @@ def _find(name: str) -> Place | None:
     """
     module = sys.modules.get(name)
     if module is None:
-        return find_module(name)
+        return None if name in sys.stdlib_module_names else find_module(name)
     file, folders = getattr(module, "__file__", None), list(getattr(module, "__path__", ()))
     if file is None and not folders:
+        if name in sys.stdlib_module_names:
+            return None  # it is built into Python
         raise UserError(f"module '{name}' has no file, so it cannot be stored with the results", next_step=TO_A_FILE)
     spec = ModuleSpec(name, None, origin=file, is_package=bool(folders))
     spec.submodule_search_locations = folders or None
     spec.has_location = file is not None
     place = place_of(spec)
+    if place is not None and name in sys.stdlib_module_names:
+        raise has_name_of_python(name, str(file))
     for path in () if place is None else place.paths:
         if not path.exists():
             raise UserError(
@@ -165,6 +169,8 @@ def _add_names(text: str, source: Source, user: type | FunctionType, parts: dict
             next_step="define both at the top of the module",
         )
     for name in sorted(used - MODULES_OWN):
+        if hasattr(builtins, name) and not any(source.definitions(name)):
+            continue  # notebooks have an `open` of their own
         if name in source.names and name not in parts:
             parts[name] = ""  # it may use its own name
             line = _line(name, source, user, parts)

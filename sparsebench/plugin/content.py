@@ -21,11 +21,11 @@ from typing import Any
 from sparsebench.errors import UserError
 from sparsebench.plugin.source import absolute, code_of, code_of_classes, imported, named_files, parse
 
-NEVER = sys.stdlib_module_names | {
+LIBRARIES = frozenset({
     "sparsebench", "sparsebench_plugins", "sparsebench_theory", "sparsebench_dask", "numpy", "torch", "torchvision",
     "timm",
-}  # fmt: skip
-"""Modules that never belong to a plugin, whatever files its folder has."""
+})  # fmt: skip
+"""Modules that never belong to a plugin, whatever files its folder has. Those of the standard library do not either."""
 CODE = "code-"
 """The prefix of revisions that are hashes of code, which tells them from numbers."""
 MOST = 10 * 2**20
@@ -90,6 +90,8 @@ class Content:
         folders = tuple(dict.fromkeys((path.parent, root)))
 
         def find(name: str) -> Place | None:
+            if name in sys.stdlib_module_names:
+                return None
             place = place_of(_spec(name, folders), folders)
             beside = place is not None and all(_is_in(part, folders) for part in place.paths)
             return place if beside or not alone else None
@@ -124,7 +126,7 @@ class Content:
         while pending:
             name = pending.pop()
             done.add(name)
-            place = None if name in NEVER else find(name)
+            place = None if name in LIBRARIES else find(name)
             if place is None:
                 continue
             imports.add(name)
@@ -215,13 +217,22 @@ class Content:
         """Raise UserError if a module of the author was imported that is not in `files`."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__dict__", {}).get("__file__")  # getattr would import modules that are lazy
-            if name in before or file is None or name.partition(".")[0] in {*NEVER, *self.imports, "__mp_main__"}:
+            top = name.partition(".")[0]
+            if name in before or file is None or top in {*LIBRARIES, *self.imports, "__mp_main__"}:
                 continue
-            if Path(file).is_file() and not is_installed(Path(file)) and Path(file) not in self.paths:
-                raise UserError(
-                    f"it imports module '{name}' in a way that its source does not show, so its revision lacks it",
-                    got=file, next_step=f"move it beside the file, and write import {name}",
-                )  # fmt: skip
+            if not Path(file).is_file() or is_installed(Path(file)) or Path(file) in self.paths:
+                continue
+            if top in sys.stdlib_module_names:
+                raise has_name_of_python(top, file)
+            raise UserError(
+                f"it imports module '{name}' in a way that its source does not show, so its revision lacks it",
+                got=file, next_step=f"move it beside the file, and write import {name}",
+            )  # fmt: skip
+
+
+def has_name_of_python(name: str, file: str) -> UserError:
+    """Return the error for a module of the author that has the name of one of the standard library."""
+    return UserError(f"module '{name}' has the name of a module of Python", got=file, next_step="rename it")
 
 
 def _take_modules(names: Collection[str]) -> dict[str, ModuleType]:

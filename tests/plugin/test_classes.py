@@ -290,6 +290,21 @@ def test_what_cannot_be_stored_is_refused_by_its_name(what: str, tmp_path: Path)
     assert not (tmp_path / "out" / "records").exists()
 
 
+def test_a_module_with_the_name_of_one_of_python_is_refused(tmp_path: Path) -> None:
+    name = "zipapp"  # nothing here imports it
+    write(tmp_path, {f"{name}.py": WORTH, "mine.py": strategy(f"from {name} import worth")})
+    with pytest.raises(UserError, match=rf"module '{name}' has the name of a module of Python; .*{name}.py; rename it"):
+        stored(from_module("mine"), tmp_path / "out")
+
+
+def test_a_notebook_may_have_functions_of_python_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython puts another `open` into its namespace; this one is the author's."""
+    text = strategy("", "return view.tokens.amax(dim=2) * len([1]) * abs(-3)")
+    cls = from_notebook(f"def abs(x):\n    return x\n# %%\n{text}", monkeypatch)
+    vars(sys.modules["__main__"])["len"] = exec
+    assert worth_of(stored(cls, tmp_path / "out")) == [-6, -12]
+
+
 def test_a_module_whose_file_is_gone_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"helper.py": WORTH, "mine.py": strategy("import helper", "return helper.worth(view.tokens)")})
     cls = from_module("mine")
