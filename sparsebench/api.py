@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparsebench.errors import UserError, few
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, values_of
-from sparsebench.plugin import content
+from sparsebench.plugin import classes
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
@@ -40,10 +40,10 @@ def run(
 ) -> pd.DataFrame:
     """Run the missing cells and return the leaderboard, one row for each strategy and budget; see `leaderboard`.
 
-    A strategy is a name, a file, or your own class or instance. The source of a class is stored in `out`, and workers
-    load it from there. The other arguments are the options of `sparsebench run`. `checkpoint=None` writes no
-    checkpoints. `on_record` is called with each new record. `progress` shows a progress bar, by default in notebooks
-    only.
+    A strategy is a name, a file, or your own class or instance. The source of a class, and your modules that it
+    imports, are stored in `out`, and workers load them from there. The other arguments are the options of
+    `sparsebench run`. `checkpoint=None` writes no checkpoints. `on_record` is called with each new record. `progress`
+    shows a progress bar, by default in notebooks only.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
@@ -83,7 +83,7 @@ def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     names = []
     for plugin in several:
         if isinstance(plugin, Strategy) or (isinstance(plugin, type) and issubclass(plugin, Strategy)):
-            names.append(content.write(plugin, out))
+            names.append(classes.write(plugin, out))
         elif isinstance(plugin, str | os.PathLike):
             names.append(os.fspath(plugin))
         else:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import click
 from tabulate import tabulate
 
+from sparsebench import __version__
 from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
-from sparsebench.files import cache_folder
+from sparsebench.files import cache_folder, files_in, write_whole
 from sparsebench.plan import request as suites
 from sparsebench.plan.contenders import BUDGET_KEYS
-from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.registry import Registry, distribution, entries, files_of, is_shipped
 from sparsebench.records.record import digest
 from sparsebench.tasks.sources import cache
 
@@ -46,11 +49,11 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     if bibtex:
         if what != "plugins" or as_json:
             raise UserError("--bibtex lists only strategies", allowed="sparsebench list plugins --bibtex")
-        click.echo("\n\n".join(sorted({registered.cls.bibtex for registered in Registry().strategies()} - {""})))
+        click.echo("\n\n".join(row["bibtex"] for row in _rows("bibtex")))
         return
     if published and what != "plugins":
         raise UserError("--published lists only strategies", allowed="sparsebench list plugins --published")
-    rows = TABLES["published" if published else what](Registry())
+    rows = _rows("published" if published else what)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
@@ -90,6 +93,9 @@ TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
         for cls in (entry.cls for entry in registry.strategies())
         for item in cls.published
     ],
+    "bibtex": lambda registry: [
+        {"bibtex": text} for text in sorted({entry.cls.bibtex for entry in registry.strategies()} - {""})
+    ],
     "tasks": lambda registry: _class_rows(registry.tasks(), inputs="inputs", model="default_model"),
     "models": lambda registry: _class_rows(registry.models(), inputs="inputs"),
     "observers": lambda registry: _class_rows(registry.observers()),
@@ -99,6 +105,33 @@ TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
     ],
 }
 """The functions that make the rows of each table from a registry."""
+
+
+def _rows(what: str) -> list[dict[str, Any]]:
+    """Return the rows of a table. With third-party plugins they are cached, because an import may take seconds.
+
+    The cache holds until a distribution or a file of a plugin's package changes. A broken plugin is tried each time.
+    """
+    points = entries()
+    strangers = [entry for entry in points.values() if not is_shipped(entry)]
+    if not strangers:
+        return TABLES[what](Registry())
+    about = [(entry.name, entry.value, *distribution(entry.dist)) for entry in points.values()]
+    files = [path for entry in points.values() for path in files_of(entry) if path.is_file()]
+    stats = [(str(path), stat.st_mtime_ns, stat.st_size) for path in sorted(set(files)) for stat in [path.stat()]]
+    path = cache_folder() / f"list-{what}-{digest([__version__, about, stats])[:16]}.json"
+    with suppress(OSError, ValueError):
+        rows: list[dict[str, Any]] = json.loads(path.read_bytes())
+        return rows
+    registry = Registry()
+    rows = TABLES[what](registry)
+    if not registry.broken:
+        with suppress(UserError):
+            for older in files_in(path.parent, ".json"):
+                if older.name.startswith(f"list-{what}-"):
+                    older.unlink(missing_ok=True)
+            write_whole(path, json.dumps(rows).encode())
+    return rows
 
 
 @click.command()
@@ -157,9 +190,12 @@ def _about(category: str, cls: Any) -> str:
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Enum):
+            kind = " | ".join(repr(member.value) for member in info.annotation)
         if key == "disposal":
             kind = f"Literal{list(cls.allowed_disposals())}"
-        default = "required" if info.is_required() else repr(info.default)
+        value = info.default.value if isinstance(info.default, Enum) else info.default
+        default = "required" if info.is_required() else repr(value)
         about = f"  {info.description}" if info.description else ""
         lines.append(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":

@@ -1,88 +1,171 @@
-"""Plugin files: hashes of their code, their execution, and classes from a notebook written as plugin files."""
+"""The content of a plugin: its file and the modules of its author that it imports, their hash, and their execution."""
 
 from __future__ import annotations
 
 import ast
+import base64
 import builtins
 import hashlib
-import inspect
-import linecache
-import os
 import sys
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import sysconfig
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cached_property
+from importlib import import_module, invalidate_caches
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
-from pkgutil import iter_modules
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.files import with_lf, write_whole
-from sparsebench.strategy.base import Strategy, complaint
-from sparsebench.strategy.spec import words_of
+from sparsebench.files import with_lf
+from sparsebench.plugin.source import absolute, code_of, code_of_classes, imported, named_files, parse
 
-_LIBRARIES = {"sparsebench", "sparsebench_plugins", "sparsebench_dask", "numpy", "torch", "torchvision", "timm"}
-"""Modules, besides the standard library, that never belong to a plugin, whatever files its folder has."""
-
-
+LIBRARIES = frozenset({
+    "sparsebench", "sparsebench_plugins", "sparsebench_theory", "sparsebench_dask", "numpy", "torch", "torchvision",
+    "timm",
+})  # fmt: skip
+"""Modules that never belong to a plugin, whatever files its folder has. Those of the standard library do not either."""
 CODE = "code-"
 """The prefix of revisions that are hashes of code, which tells them from numbers."""
+MOST = 10 * 2**20
+"""The largest number of bytes of all files of a plugin; they are stored with its results."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module or package of the author is.
+
+    Attributes:
+        paths: the file of the module, or the folder of the package; several folders for a namespace package.
+        whole: whether the package has `__init__.py`. It then counts with all files in its folder, data too; without,
+            it counts with its Python files.
+    """
+
+    paths: tuple[Path, ...]
+    whole: bool = True
+
+
+Find = Callable[[str], Place | None]
+"""Returns the place of a module of the author, by its name without dots; None for all other modules."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """A plugin file, with everything that it imports from its folder or from the folder of its package.
+    """A plugin file, with everything of its author that it imports, directly or indirectly.
 
     Attributes:
         path: the plugin file.
-        source: the content of the plugin file.
-        root: the folder of the plugin file, or of the package that contains it; names of files are relative to it.
-        files: hashes of all these files, by path; for Python files the hash of their code, see `code_of`.
-        imports: names of the imported modules and packages.
+        source: its content.
+        package: the package that the file is in, if it imports from this package; else "".
+        files: the other files, by the names under which they can be imported or read from one folder.
+        contents: their contents, by the same names.
+        imports: names of the modules and packages of the author, without dots.
+        folders: the folder of the plugin file, and that of the package that contains it.
     """
 
     path: Path
     source: bytes
-    root: Path
-    files: dict[Path, str]
+    package: str
+    files: dict[str, Path]
+    contents: dict[str, bytes]
     imports: frozenset[str]
+    folders: tuple[Path, ...]
 
     @classmethod
-    def of_file(cls, path: Path) -> Content:
-        """Read a plugin file and the files that it imports.
+    def of_file(cls, path: Path, *, alone: bool = False) -> Content:
+        """Read a plugin file and the files of its author that it imports.
+
+        Args:
+            path: the file.
+            alone: whether all these files are in its folder, as in a submission.
 
         Raises:
-            UserError: a file cannot be read.
+            UserError: a file cannot be read, or cannot be stored with the results.
         """
         path = path.resolve()
         root = path.parent
         while (root / "__init__.py").is_file() and root != root.parent:
             root = root.parent
-        near = {name: file for name, file in (_modules(root) | _modules(path.parent)).items() if file != path}
-        source, files, imports, pending = b"", dict[Path, str](), set[str](), [path]
+        folders = tuple(dict.fromkeys((path.parent, root)))
+
+        def find(name: str) -> Place | None:
+            if name in sys.stdlib_module_names:
+                return None
+            place = place_of(_spec(name, folders), folders)
+            beside = place is not None and all(_is_in(part, folders) for part in place.paths)
+            return place if beside or not alone else None
+
+        invalidate_caches()
+        package = ".".join(path.parent.relative_to(root).parts)
+        return cls.of_source(path, _read(path), find, package=package, folders=folders)
+
+    @classmethod
+    def of_source(
+        cls, path: Path, source: bytes, find: Find, *, package: str = "", folders: tuple[Path, ...] = (),
+        beside: Path | None = None,
+    ) -> Content:  # fmt: skip
+        """Read the files of the author that a source imports, where `find` says that they are.
+
+        Args:
+            path: the plugin file, which need not exist.
+            source: its content.
+            find: finds modules.
+            package: the package that the file is in.
+            folders: see `Content`.
+            beside: the folder of the data files that the source names; that of `path` if None.
+
+        Raises:
+            UserError: a file cannot be read, or cannot be stored with the results.
+        """
+        tree = parse(source)
+        pending = set[str]() if tree is None else _tops(absolute(tree, package))
+        files, imports, done = dict[str, Path](), set[str](), set[str]()
+        if tree is not None and package.partition(".")[0] not in pending:
+            files = named_files(tree, beside or path.parent, path.name)
         while pending:
-            for file in _files(pending.pop()):
-                if file in files:
-                    continue
-                try:
-                    content = file.read_bytes()
-                except OSError as error:
-                    raise UserError(f"plugin file {file} cannot be read: {error.strerror}") from error
-                source = content if file == path else source
-                files[file] = code_of(content) if file.suffix == ".py" else hashlib.sha256(with_lf(content)).hexdigest()
-                names = _imports(content, near) if file.suffix == ".py" else set[str]()
-                imports |= names
-                pending += [near[name] for name in names]
-        return cls(path, source, root, files, frozenset(imports))
+            name = pending.pop()
+            done.add(name)
+            place = None if name in LIBRARIES else find(name)
+            if place is None:
+                continue
+            imports.add(name)
+            for known, file in _files(place):
+                files[known] = file
+                module = parse(_read(file)) if file.suffix == ".py" else None
+                if module is not None:
+                    pending |= _tops(module) - done
+                    if "/" not in known:  # a package has all its files anyway
+                        files |= named_files(module, file.parent, file.name)
+        _check_size(files, path.name)
+        contents = {name: _read(file) for name, file in files.items()}
+        package = package if package.partition(".")[0] in imports else ""
+        return cls(path, source, package, files, contents, frozenset(imports), folders)
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        """The syntax tree of the plugin file, with absolute imports; None if it is not Python."""
+        tree = parse(self.source)
+        return None if tree is None else absolute(tree, self.package)
+
+    @property
+    def paths(self) -> set[Path]:
+        """All files."""
+        return {self.path, *self.files.values()}
+
+    @property
+    def name(self) -> str:
+        """The name of the plugin file; with its package, if it imports from this package."""
+        return "/".join([*filter(None, self.package.split(".")), self.path.name])
 
     @property
     def revision(self) -> str:
-        """The hash of the code, the same with every version of Python."""
-        lines = sorted(f"{_name(path, self.root)}\0{sha256}\n" for path, sha256 in self.files.items())
-        about = lines[0].partition("\0")[2] if len(lines) == 1 else "".join(lines)
+        """The hash of the code, the same with every version of Python, and for a file and for its class alone."""
+        code = None if self.tree is None else code_of_classes(self.tree, self.imports)
+        code = code or code_of(self.source)
+        lines = sorted(f"{name}\0{_hash(name, content)}\n" for name, content in self.contents.items())
+        about = "".join([f"\0{code}\n", *lines]) if lines else code
         return f"{CODE}{hashlib.sha256(about.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def execute(self, module: ModuleType) -> None:
@@ -90,13 +173,18 @@ class Content:
 
         The file gets its own modules, also if it imports them later. Other modules with the same names are restored
         after each import.
+
+        Raises:
+            UserError: it imports a module of its author that its source does not show, so that its hash lacks it.
         """
-        code = compile(self.source, self.path, "exec")
+        code = compile(self.tree or self.source, self.path, "exec")
+        before = set(sys.modules)
         if not self.imports:
             exec(code, vars(module))
+            self._check_modules(before)
             return
-        folders = list(dict.fromkeys((str(self.path.parent), str(self.root))))
-        files, modules = set(map(str, self.files)), dict[str, ModuleType]()
+        folders = [str(folder) for folder in self.folders]
+        files, modules = set(map(str, self.paths)), dict[str, ModuleType]()
 
         @contextmanager
         def local_imports() -> Iterator[None]:
@@ -124,6 +212,28 @@ class Content:
             for name in self.imports:  # now, because its own modules may import each other later, without `import_`
                 with suppress(Exception):
                     import_module(name)
+        self._check_modules(before)
+
+    def _check_modules(self, before: Collection[str]) -> None:
+        """Raise UserError if a module of the author was imported that is not in `files`."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__dict__", {}).get("__file__")  # getattr would import modules that are lazy
+            top = name.partition(".")[0]
+            if name in before or file is None or top in {*LIBRARIES, *self.imports, "__mp_main__"}:
+                continue
+            if not Path(file).is_file() or is_installed(Path(file)) or Path(file) in self.paths:
+                continue
+            if top in sys.stdlib_module_names:
+                raise has_name_of_python(top, file)
+            raise UserError(
+                f"it imports module '{name}' in a way that its source does not show, so its revision lacks it",
+                got=file, next_step=f"move it beside the file, and write import {name}",
+            )  # fmt: skip
+
+
+def has_name_of_python(name: str, file: str) -> UserError:
+    """Return the error for a module of the author that has the name of one of the standard library."""
+    return UserError(f"module '{name}' has the name of a module of Python", got=file, next_step="rename it")
 
 
 def _take_modules(names: Collection[str]) -> dict[str, ModuleType]:
@@ -131,234 +241,153 @@ def _take_modules(names: Collection[str]) -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
 
-def texts_of(path: Path, revision: str) -> tuple[str, dict[str, str]]:
-    """Return the name of a plugin file, and the texts of it and of the files that it imports, by name.
+def texts_of(path: Path, revision: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the name of a plugin file; by name, the texts of it and of its other files; and those in base64 that are
+    no text.
 
-    Written under these names to another folder, they are the same plugin. The texts include `__init__.py` of the
-    packages that contain the file. Returns ("", {}) if the revision has changed, or a name or a file is not UTF-8.
+    Written under these names to another folder, they are the same plugin. Returns ("", {}, {}) if the revision has
+    changed, or a name is not UTF-8.
     """
     content = Content.of_file(path)
-    above = [place / "__init__.py" for place in content.path.parents if place.is_relative_to(content.root)]
-    paths = {_name(place, content.root): place for place in (*content.files, *above) if place.is_file()}
-    try:
-        texts = {name.encode().decode(): path.read_bytes().decode() for name, path in sorted(paths.items())}
-    except (OSError, ValueError):
-        texts = {}
-    return (_name(content.path, content.root), texts) if texts and content.revision == revision else ("", {})
+    files = {content.name: content.source, **content.contents}
+    if content.revision != revision or not all(_is_utf8(name.encode(errors="surrogateescape")) for name in files):
+        return "", {}, {}
+    texts = {name: value.decode() for name, value in sorted(files.items()) if _is_utf8(value)}
+    data = {name: base64.b64encode(value).decode() for name, value in sorted(files.items()) if not _is_utf8(value)}
+    return content.name, texts, data
 
 
-def file_revision(path: Path) -> str:
-    """Return the revision of a plugin file and the files that it imports, or "" if they cannot be read."""
+def file_revision(path: Path, *, alone: bool = False) -> str:
+    """Return the revision of a plugin file, see `Content.of_file`, or "" if its files cannot be read."""
     try:
-        return Content.of_file(path).revision if path.is_file() else ""
+        return Content.of_file(path, alone=alone).revision if path.is_file() else ""
     except UserError:
         return ""
 
 
-def code_of(content: bytes) -> str:
-    """Return a hash of Python source that ignores comments, docstrings and layout; of anything else, of its bytes.
-
-    The hash is that of a canonical form of the syntax tree, which is the same with every version of Python. Fields are
-    ordered by name; empty fields are left out, because newer versions have more of them. Constants are written with
-    their type, in ASCII. Pieces of an f-string are joined, because Python before 3.12 splits them in other places.
-    """
-    tree = _parse(content)
-    if tree is None:
-        return hashlib.sha256(content).hexdigest()
-    tokens: list[str] = []
-    stack: list[Any] = [tree]
-    while stack:  # recursion would fail on long expressions
-        item = stack.pop()
-        if isinstance(item, _End):
-            tokens.append(item)
-        elif isinstance(item, ast.Constant):
-            tokens.append(f"{type(item.value).__name__} {_constant(item.value)}")
-        elif isinstance(item, ast.AST):
-            tokens.append(f"({type(item).__name__}")
-            stack.append(_End(")"))
-            for name, value in sorted(_fields(item), reverse=True, key=lambda field: field[0]):
-                stack += [value, _End(f".{name}")]
-        elif isinstance(item, list):
-            tokens.append("[")
-            stack += [_End("]"), *reversed(item)]
-        else:  # a name, the level of an import, a conversion, or None in a list
-            tokens.append(_constant(item))
-    return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
+def find_module(name: str) -> Place | None:
+    """Return the place of a module of the author on Python's path, see `place_of`."""
+    return place_of(_spec(name))
 
 
-_IGNORED = {"ctx", "type_ignores", "type_comment", "kind"}
+def _spec(name: str, folders: Collection[Path] = ()) -> ModuleSpec | None:
+    """Find a module, without importing it, in folders and then on Python's path."""
+    with _first_on_path(folders), suppress(ImportError, ValueError):
+        specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+        return next((spec for spec in specs if spec is not None), None)
+    return None
 
 
-class _End(str):
-    """A token of the canonical form, on the stack among the nodes that are not yet written."""
-
-
-def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a node that are not empty, without statements that are a string, such as docstrings."""
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(node, ast.JoinedStr):
-            value = _join(node.values)
-        elif isinstance(value, list):
-            value = [item for item in value if not (isinstance(item, ast.Expr) and _text(item.value) is not None)]
-        elif name == "format_spec" and isinstance(value, ast.JoinedStr) and not _join(value.values):
-            continue
-        if name not in _IGNORED and value is not None and value != []:
-            yield name, value
-
-
-def _text(node: ast.expr) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
-
-
-def _join(pieces: Iterable[ast.expr]) -> list[ast.expr]:
-    """Return the pieces of an f-string; adjacent texts are joined, and empty texts are left out."""
-    joined: list[ast.expr] = []
-    for piece in pieces:
-        if joined and (before := _text(joined[-1])) is not None and (text := _text(piece)) is not None:
-            joined[-1] = ast.Constant(before + text)
-        else:
-            joined.append(piece)
-    return [piece for piece in joined if _text(piece) != ""]
-
-
-def _constant(value: Any) -> str:
-    return hex(value) if type(value) is int else ascii(value)  # Python does not write long integers in decimal
-
-
-def _parse(content: bytes) -> ast.Module | None:
-    """Return the syntax tree of a source, or None if it is not Python."""
+@contextmanager
+def _first_on_path(folders: Collection[Path]) -> Iterator[None]:
+    """Put folders first on Python's path."""
+    names = [str(folder) for folder in folders]
+    sys.path[:0] = names
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns when the file is executed
-            return ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+        yield
+    finally:
+        for name in names:
+            sys.path.remove(name)
 
 
-def _name(path: Path, root: Path) -> str:
-    return Path(os.path.relpath(path, root)).as_posix()
+def place_of(spec: ModuleSpec | None, folders: Collection[Path] = ()) -> Place | None:
+    """Return the place of a module of the author; None if there is none, or it is installed.
 
-
-def _files(place: Path) -> Iterator[Path]:
-    """Yield a file, or all files of a package except hidden files and compiled ones."""
-    if not place.is_dir():
-        yield place
-        return
-    for path in sorted(place.rglob("*")):
-        parts = path.relative_to(place).parts
-        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
-            yield path
-
-
-def _modules(folder: Path) -> dict[str, Path]:
-    """Return the modules and packages in a folder that can belong to a plugin, by name."""
-    paths = {
-        module.name: folder / (module.name if module.ispkg else f"{module.name}.py")
-        for module in iter_modules([str(folder)])
-    }
-    taken = _LIBRARIES | sys.stdlib_module_names
-    return {name: path for name, path in paths.items() if path.exists() and name not in taken}
-
-
-def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
-    """Return which of the modules a source imports; none if it is not Python."""
-    names = set[str]()
-    if not any(name.encode() in content for name in modules) or (tree := _parse(content)) is None:
-        return names
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names & modules.keys()
-
-
-FOLDER = "plugins"
-"""The subfolder of a run's folder with the sources of strategies that were given as classes."""
-PLAIN = (int, float, str, bool, bytes, type(None))
-HOOK = """
-
-from sparsebench import hookimpl as _hookimpl
-
-
-@_hookimpl
-def sparsebench_strategies():
-    return [{name}]
-"""
-
-
-def write(strategy: Strategy | type[Strategy], out: Path) -> str:
-    """Write a class, and everything that it uses from its module, into a run's folder; return the value for --plugin.
-
-    An instance stands for its class with its parameters. A strategy that comes with sparsebench needs no file.
+    Args:
+        spec: what Python's finders say about the module.
+        folders: the author's, even if they hold installed distributions too.
 
     Raises:
-        UserError: the class is not a strategy, its source is unknown, or it uses a value that cannot be stored.
+        UserError: it has no source.
     """
-    cls = strategy if isinstance(strategy, type) else type(strategy)
-    words = "" if isinstance(strategy, type) else words_of(strategy.model_dump(mode="json", exclude_defaults=True))
-    if cls.__module__.startswith("sparsebench_plugins."):
-        return f"{cls.name}{words}"
-    if problem := complaint(cls):
-        raise UserError(problem)
-    parts: dict[str, str] = {}
-    _add(cls, parts)
-    text = "\n\n".join(["from __future__ import annotations", *parts.values()]) + HOOK.format(name=cls.__name__)
-    path, content = out / FOLDER / f"{cls.name}.py", text.encode()
-    if not path.is_file() or path.read_bytes() != content:
-        write_whole(path, content)
-    return f"{path}{words}"
+    parts = [] if spec is None else [Path(part) for part in spec.submodule_search_locations or ()]
+    origin = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+    paths = [origin] if origin is not None else parts
+    paths = [path for path in paths if not is_installed(path, folders)]
+    if spec is None or not paths:
+        return None
+    if origin is not None and origin.suffix != ".py":
+        raise _no_source(spec.name, origin)
+    return Place(tuple(parts[:1] if origin is not None and parts else paths), whole=origin is not None)
 
 
-def _add(user: type | FunctionType, parts: dict[str, str]) -> None:
-    """Add the source of a class or function to `parts`, after the source of everything that it uses."""
-    text, names = _source(user)
-    parts[user.__name__] = ""  # it may use its own name
-    read = dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
-    for name in read:  # including names in annotations
-        if name in names and name not in parts:
-            parts[name] = _line(name, names[name], user, parts)
-    del parts[user.__name__]
-    parts[user.__name__] = text
-
-
-def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str]) -> str:
-    """Return the source that gives a name its value in the file."""
-    module = getattr(value, "__module__", None)
-    if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}"
-    if isinstance(value, type | FunctionType) and module == user.__module__:
-        _add(value, parts)
-        return parts.pop(value.__name__) + (f"\n\n{name} = {value.__name__}" if name != value.__name__ else "")
-    if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(item, PLAIN) for item in value)):
-        return f"{name} = {value!r}"
-    spelled = str(getattr(value, "__name__", ""))
-    if module and spelled and getattr(inspect.getmodule(value), spelled, None) is value:
-        return f"from {module} import {spelled} as {name}"
-    raise UserError(
-        f"'{user.__name__}' uses '{name}', which cannot be stored with it", got=type(value).__name__,
-        next_step="write the strategy to a file, and pass its path",
+def _no_source(name: str, path: Path) -> UserError:
+    return UserError(
+        f"module '{name}' cannot be stored with the results: it is compiled, and its source is unknown", got=str(path),
+        next_step="install it as a package",
     )  # fmt: skip
 
 
-def _source(user: type | FunctionType) -> tuple[str, dict[str, Any]]:
-    """Return the source of a class or function, and the global names of its module."""
-    for function in _functions(user):
-        lines = linecache.getlines(function.__code__.co_filename)
-        for node in ast.walk(ast.parse("".join(lines))) if lines else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == user.__name__:
-                begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                if begin <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
-                    text = "".join(lines[begin - 1 : node.end_lineno])
-                    return inspect.cleandoc(f"\n{text}"), function.__globals__
-    raise UserError(
-        f"the source of '{user.__name__}' is unknown", next_step="write the strategy to a file, and pass its path"
-    )
+def is_installed(path: Path, folders: Collection[Path] = ()) -> bool:
+    """Return whether a module belongs to the standard library or to an installed distribution.
+
+    Args:
+        path: its file, or the folder of its package.
+        folders: the author's, even if they hold installed distributions too.
+    """
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return True
+    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")):
+        return True
+    above = path.parent.parent if path.name == "__init__.py" else path.parent
+    return not _is_in(path, folders) and any(above.glob("*.dist-info"))
 
 
-def _functions(user: type | FunctionType) -> Iterator[FunctionType]:
-    for item in [user] if isinstance(user, FunctionType) else vars(user).values():
-        item = getattr(item, "__func__", getattr(item, "fget", item))  # class methods, static methods, properties
-        if isinstance(item, FunctionType):
-            yield item
+def _is_in(path: Path, folders: Collection[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _tops(tree: ast.AST) -> set[str]:
+    """Return the names of the modules that a tree imports, without what follows a dot."""
+    return {name.partition(".")[0] for name in imported(tree)}
+
+
+def _files(place: Place) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a module or package, with their names, without hidden files and compiled Python.
+
+    Raises:
+        UserError: a module of the package has no source.
+    """
+    pending = [(path.name, path) for path in place.paths]
+    while pending:
+        name, path = pending.pop()
+        if path.is_dir():
+            inside = [part for part in sorted(path.iterdir()) if part.name[0] != "." and part.name != "__pycache__"]
+            pending += [(f"{name}/{part.name}", part) for part in inside]
+        elif path.name.endswith(tuple(EXTENSION_SUFFIXES)):
+            raise _no_source(name, path)
+        elif path.is_file() and (place.whole or path.suffix == ".py"):
+            yield name, path
+
+
+def _check_size(files: dict[str, Path], name: str) -> None:
+    """Raise UserError if the files of a plugin are too large to be stored with each of its revisions."""
+    try:
+        sizes = {path: path.stat().st_size for path in files.values()}
+    except OSError as error:
+        raise UserError(f"plugin file {name}: {error.filename} cannot be read: {error.strerror}") from error
+    if sum(sizes.values()) > MOST:
+        raise UserError(
+            f"the files that {name} imports or names are too large to be stored with its results",
+            got=f"{sum(sizes.values()) / 2**20:.0f} MiB, the largest is {max(sizes, key=sizes.__getitem__)}",
+            allowed=f"{MOST // 2**20} MiB", next_step="pass the path of large data as a parameter",
+        )  # fmt: skip
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"plugin file {path} cannot be read: {error.strerror}") from error
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except ValueError:
+        return False
+    return True
+
+
+def _hash(name: str, content: bytes) -> str:
+    return code_of(content) if name.endswith(".py") else hashlib.sha256(with_lf(content)).hexdigest()

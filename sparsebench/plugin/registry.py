@@ -299,7 +299,7 @@ class Registry:
                 self._take(lambda: _execute(content), origin, path)
             except PluginError as error:
                 cause = error.__cause__ or error
-                place = last_line(cause, lambda frame: Path(frame.f_code.co_filename) in content.files)
+                place = last_line(cause, lambda frame: Path(frame.f_code.co_filename) in content.paths)
                 place = "" if isinstance(cause, SyntaxError) else place  # its text has the place
                 raise PluginError(f"plugin file {path}: {error}{place}") from error
             if not self.manager.get_hookcallers(self.manager.get_plugin(str(path))):
@@ -437,7 +437,7 @@ def _reason(error: BaseException) -> str:
     if not isinstance(error, PydanticSchemaGenerationError):
         return one_line(error)
     kind = re.search(r"schema for (.+?)\. Set", error.message)
-    allowed = "int, float, str, bool, Literal, and tuples of them"
+    allowed = "int, float, str, bool, None, Literal, Enum, and tuples or lists of them"
     return str(
         UserError(
             "the type of a parameter", got=kind[1] if kind else one_line(error), allowed=allowed,

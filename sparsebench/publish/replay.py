@@ -165,7 +165,13 @@ def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path 
 def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
     """Return the files that the cells need: those of the plugin, the pictures and the weights."""
     entry = entries().get(manifest.plugin.plugin)
-    code = Content.of_file(plugin).files if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
+    code = (
+        Content.of_file(plugin, alone=True).paths
+        if plugin
+        else {path.parent for path in plugin_files(entry)}
+        if entry
+        else ()
+    )
     names = (*files.images, files.backgrounds, files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in names if name]
     paths += [path for path in (files.data_root or Path("data"), files.networks) if path]

@@ -2,7 +2,7 @@
 
 FOLDER/manifest.json                the strategy and its origin
 FOLDER/records/records.parquet      a sealed file: the records, their machines, strategies and suite
-FOLDER/plugin/                      the strategy's file, and the modules that it imports from its folder
+FOLDER/plugin/                      the strategy's file, and the modules of its author that it imports
 
 Files of other plugins are left out: cells of their tasks and models can be checked, but not run again. Apart from the
 manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of a submission
@@ -13,6 +13,7 @@ depend on a task or model of a plugin, because no plugin is imported.
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 import secrets
@@ -162,7 +163,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     A submission has every record of the strategy, including failures, in the suite if it is complete, otherwise in all
     settings. It has the records of baselines and oracles in the same settings, because differences are paired by seed
     and valid only within one run, and the records of cells whose weights other cells start from. It has no other
-    deployable strategy. A strategy from a file comes with the file and the modules that it imports from its folder. The
+    deployable strategy. A strategy from a file comes with the file and the modules of its author that it imports. The
     same records always give the same bytes.
 
     Raises:
@@ -190,7 +191,10 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     notes = list(_notes(name, origin, selection.values()))
 
     revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
-    texts = [descriptions[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(descriptions)]
+    texts = [
+        descriptions[key].model_copy(update={"file": "", "source": {}, "data": {}})
+        for key in revisions & set(descriptions)
+    ]
     values: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
     values += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
     dumps = [(folder, value.model_dump(mode="json")) for folder, value in values]
@@ -206,6 +210,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
         table.write(part / RECORDS, table.table_of((record, 0) for record in selection.values()), sidecars)
         for path, text in about.source.items():
             files.write_whole(part / PLUGIN / path, text.encode())
+        for path, text in about.data.items():
+            files.write_whole(part / PLUGIN / path, base64.b64decode(text))
         records_hash = files.content_hash(part / RECORDS)
         manifest = Manifest(strategy=name, plugin=origin, file=about.file, records=records_hash)
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
@@ -328,7 +334,7 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
         yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
-    if plugin is not None and file_revision(plugin) != manifest.plugin.revision:
+    if plugin is not None and file_revision(plugin, alone=True) != manifest.plugin.revision:
         beside = sum(path.is_file() for path in (folder / PLUGIN).rglob("*")) > 1
         name = f"'{PLUGIN}/{plain(manifest.file)}'{', or a file that it uses,' if beside else ''}"
         yield f"{name} is not the file of the run: its revision differs from {MANIFEST}"

@@ -33,7 +33,8 @@ class StrategyEntry(Value):
         revision: see `Origin`. Earlier versions wrote the hash of the source.
         how: the default disposal of tokens; "" if unknown.
         file: name of the plugin file in `source`; "" for an installed strategy.
-        source: texts of this file and of the modules that it imports from its folder, by name; empty if installed.
+        source: texts of this file and of the modules of its author that it imports, by name; empty if installed.
+        data: files of these modules that are no text, in base64, by name.
     """
 
     name: str
@@ -47,6 +48,7 @@ class StrategyEntry(Value):
     how: str = ""
     file: str = Field("", exclude_if=not_)
     source: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
+    data: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
 
 
 class SuiteEntry(Value):

@@ -235,10 +235,12 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
     for name, revision in sorted({(job.cell.strategy.name, job.origin.revision) for job in plan.jobs}):
         with suppress(UserError):
             strategy = registry.strategy(name)
-            cls, (file, source) = strategy.cls, texts_of(strategy.file, revision) if strategy.file else ("", {})
+            cls = strategy.cls
+            file, source, data = texts_of(strategy.file, revision) if strategy.file else ("", {}, {})
             yield manifests.STRATEGIES, StrategyEntry(
                 name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
                 citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
+                data=data,
             ).model_dump(mode="json")  # fmt: skip
     for name in sorted({job.cell.task.name for job in plan.jobs}):
         with suppress(UserError):

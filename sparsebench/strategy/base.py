@@ -400,7 +400,14 @@ def _complaints(cls: type[Strategy]) -> dict[str, object]:
 
 
 def complaint_on_fields(cls: type[BaseModel], base: type[BaseModel]) -> str | None:
-    """Return why a parameter of a class cannot have the name of an attribute of its base class, or None."""
+    """Return why a class cannot have its parameters, or None.
+
+    Parameters are fields of pydantic. A dataclass has an `__init__` of its own, and they cannot have the name of an
+    attribute of the base class.
+    """
+    if data := [each for each in cls.__mro__ if "__dataclass_fields__" in vars(each)]:
+        which = "is" if data[0] is cls else f"has the base {data[0].__name__}, which is"
+        return f"{cls.__name__} {which} a dataclass; write the parameters as fields of the class, without @dataclass"
     for name, field in cls.model_fields.items():
         if name in base.__class_vars__:
             kind = inspect.formatannotation(field.annotation)

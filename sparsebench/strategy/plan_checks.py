@@ -126,6 +126,8 @@ def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, pref
     for field, value, _ in _tensors(plan, B, N, keep, prefix):
         if value.is_floating_point() and bool(value.isnan().any()):
             raise StrategyError(f"'{strategy.name}': {field} holds NaN")
+        if field.endswith((".weight", ".fuse")) and bool(value.isinf().any()):
+            raise StrategyError(f"'{strategy.name}': {field} holds infinity")
     if wrong := _wrong_numbers(plan, N, keep):
         raise StrategyError(f"'{strategy.name}': {wrong}")
 
@@ -143,9 +145,18 @@ def _wrong_numbers(plan: Plan, N: int, keep: int) -> str:
         low, high = int(plan.target.min()), int(plan.target.max())
         if low < -1 or high >= keep:
             return f"Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}"
-        members = torch.zeros(len(plan.target), keep + 1, device=plan.target.device).scatter(1, plan.target + 1, 1.0)
-        return "" if bool(members[:, 1:].all()) else f"Merge.target leaves one of its {keep} groups empty"
+        if not _reaches_all(plan.target, keep):
+            return f"Merge.target leaves one of its {keep} groups empty"
+        if plan.weight is not None and not _reaches_all(plan.target.where(plan.weight != 0, -1), keep):
+            return "Merge.weight is 0 for all tokens of a group, so the group's token would be 0"
+        return ""
     return _wrong_mask(plan) if isinstance(plan, Mask) else ""
+
+
+def _reaches_all(target: Tensor, keep: int) -> bool:
+    """Return whether each group 0..keep-1 of each sample has a member; -1 is in no group."""
+    members = torch.zeros(len(target), keep + 1, device=target.device).scatter(1, target + 1, 1.0)
+    return bool(members[:, 1:].all())
 
 
 def _wrong_mask(mask: Mask) -> str:

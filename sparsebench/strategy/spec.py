@@ -8,6 +8,7 @@ import re
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import NoneType, UnionType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -120,8 +121,29 @@ def _value(text: str) -> Any:
         return float(text) if _POINT.fullmatch(text) else text.strip()
 
 
+def _kinds(annotation: Any) -> set[Any]:
+    """Return the types of a union, or the type itself, without their parameters."""
+    union = typing.get_origin(annotation) in (typing.Union, UnionType)
+    return {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) if union else [annotation])}
+
+
+def _is_several(annotation: Any) -> bool:
+    return bool(_kinds(annotation) & {tuple, list, set, frozenset})
+
+
+def _of_text(value: Any, annotation: Any) -> Any:
+    """Return the value of a parameter that was typed as None or as a+b+c, for pydantic."""
+    if value == "None" and NoneType in _kinds(annotation):
+        return None
+    if not _is_several(annotation) or not isinstance(value, str | int | float):
+        return value
+    return str(value).split("+") if value != "" else []
+
+
 def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection[str] = ()) -> B:
-    """Return cls(**params), with tuples written as a+b+c; errors name the `owner`, and list `others` as allowed too.
+    """Return cls(**params); errors name the `owner`, and list `others` as allowed too.
+
+    As text, a tuple, list or set is a+b+c, and None is None.
 
     Raises:
         UserError: a parameter does not exist, or cannot have its value.
@@ -130,9 +152,7 @@ def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection
     for key, value in params.items():
         if key not in cls.model_fields:
             raise unknown(f"parameter of {owner}", key, {*cls.model_fields, *others})
-        kinds = (cls.model_fields[key].annotation, *typing.get_args(cls.model_fields[key].annotation))
-        is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
-        fields[key] = str(value).split("+") if is_tuple and isinstance(value, str | int | float) else value
+        fields[key] = _of_text(value, cls.model_fields[key].annotation)
     try:
         return cls(**fields)
     except ValidationError as error:
@@ -140,14 +160,17 @@ def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection
         place = ".".join(map(str, first["loc"])) or "its parameters"
         if first["type"] == "missing":
             raise UserError(
-                f"{owner}: {place} has no default", next_step="give it one in its class: float = 1.0"
+                f"{owner}: parameter '{place}' has no default",
+                next_step=f"give it a value, {getattr(cls, 'name', 'NAME')}:{place}=VALUE, or a default in its class",
             ) from error
-        got = first.get("input")
-        colon = isinstance(got, str) and re.search(r":[A-Za-z_]\w*=", got)
+        got, step = first.get("input"), None
+        if isinstance(got, str) and re.search(r":[A-Za-z_]\w*=", got):
+            step = "separate parameters by commas"
+        elif first["loc"] and _is_several(cls.model_fields[str(first["loc"][0])].annotation):
+            step = f"separate several values by +, as in {first['loc'][0]}=1+2"
         raise UserError(
-            f"{owner}: {place}: {first['msg'].removeprefix('Value error, ')}", got=got,
-            next_step="separate parameters by commas" if colon else None,
-        ) from error  # fmt: skip
+            f"{owner}: {place}: {first['msg'].removeprefix('Value error, ')}", got=got, next_step=step
+        ) from error
     except UserError:
         raise
     except Exception as error:  # from a plugin's own __init__

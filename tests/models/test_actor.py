@@ -60,6 +60,14 @@ ILLEGAL = {
     "a group too many": (lambda: Merge(full(*[[0, 1, 2, 3, 0, 0]] * B)), r"must lie in 0..2, or be -1, got 0..3"),
     "a group below -1": (lambda: Merge(full(*[[0, 1, 2, -2, 0, 0]] * B)), r"must lie in 0..2, or be -1, got -2..2"),
     "an empty group": (lambda: Merge(full([0, 1, 2, 0, 1, 2], [0, 0, 2, 2, 2, 2])), "leaves one of its 3 groups empty"),
+    "a group of weight 0": (
+        lambda: Merge(full(*[[0, 1, 2, 0, 1, 2]] * B), weight=torch.tensor([[1.0, 2, 0, 1, 2, 0]] * B)),
+        "Merge.weight is 0 for all tokens of a group",
+    ),
+    "infinite weights": (
+        lambda: Merge(full(*[[0, 1, 2, 0, 1, 2]] * B), weight=torch.full((B, N), torch.inf)),
+        "Merge.weight holds infinity",
+    ),
     "no weight": (lambda: Mix(None), "Mix.weight"),
     "weights of another shape": (lambda: Mix(torch.rand(B, 4, N)), r"Mix.weight must have shape \(2, 3, 6\)"),
     "NaN weights": (lambda: Mix(torch.full((B, KEEP, N), float("nan"))), "Mix.weight holds NaN"),
@@ -117,6 +125,7 @@ def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, w
         lambda: Keep(GOOD, scores=torch.randint(0, 9, (B, N))),
         lambda: Keep(GOOD[:, :2], fuse=torch.rand(B, N)),
         lambda: Merge(full(*[[2, 1, 0, 0, 1, 2]] * B)),
+        lambda: Merge(full(*[[2, 1, 0, 0, 1, 2]] * B), weight=torch.tensor([[3.0, -1, 0, 2, 0, 5]] * B)),
         lambda: Mix(torch.rand(B, KEEP, N)),
     ],
 )

@@ -12,8 +12,9 @@ from measured import TINY
 from samples import SAMPLES
 
 import sparsebench
-from sparsebench.plugin.content import code_of, file_revision
+from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.source import code_of
 from sparsebench.records import store
 from sparsebench.testing import process
 

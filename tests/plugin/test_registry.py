@@ -147,7 +147,8 @@ def test_whatever_a_file_does_while_it_loads_is_one_line_with_its_place(
     ("largest: bool", "trained: bool = True\n    largest: bool", "write trained: ClassVar[bool] = True"),
     ("largest: bool", "loss: float = 0.5\n    largest: bool", "a parameter 'loss', which is a method of Strategy"),
     ("largest: bool", "table: memoryview = None\n    largest: bool",
-     "the type of a parameter; got <class 'memoryview'>; allowed: int, float, str, bool, Literal, and tuples of them"),
+     "the type of a parameter; got <class 'memoryview'>; "
+     "allowed: int, float, str, bool, None, Literal, Enum, and tuples or lists of them"),
     ("largest: bool", 'kind: ClassVar[str] = "best"\n    largest: bool', "kind must be one of"),
     ("largest: bool", 'site: ClassVar[str] = "output"\n    largest: bool', "site must be one of"),
     ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"labels"})\n    largest: bool', "unknown labels"),
@@ -235,6 +236,29 @@ def test_a_broken_installed_plugin_costs_only_itself(installed: Installed) -> No
     for look, name, says in ((registry.strategy, "broken", "SystemExit: no"), (registry.model, "big", "ZeroDivisionE")):
         with pytest.raises(UserError, match=f"plugin '{name}' does not load: {says}"):
             look(name)
+
+
+def test_list_imports_an_installed_plugin_only_after_a_change(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each call it would cost what its imports cost."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    imports = tmp_path / "imports"
+    text = f"with open({str(imports)!r}, 'a') as file:\n    file.write('.')\n{GOOD}"
+    installed({"norm": "stranger_counted"}, stranger_counted=text)
+
+    def listed(*words: str) -> str:
+        sys.modules.pop("stranger_counted", None)
+        done = CliRunner().invoke(main, ["list", *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert listed("--json") == listed("--json") and imports.read_text() == "."
+    assert "norm" not in listed("tasks") and "composite" in listed("tasks") and imports.read_text() == ".."
+    (tmp_path / "stranger_counted.py").write_text(text.replace("Keeps the tokens", "Keeps only tokens"))
+    assert "Keeps only tokens" in listed("--json") and imports.read_text() == "..."
+    (tmp_path / "stranger_counted.py").write_text("1 / 0")
+    assert "ZeroDivisionError" in listed("--json") and "ZeroDivisionError" in listed("--json")
 
 
 @pytest.mark.parametrize("value", ["a b", "", ":x", "a..b", "-"])

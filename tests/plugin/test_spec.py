@@ -1,16 +1,26 @@
 from contextlib import suppress
+from enum import Enum
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.spec import Spec, fill, parse
+from sparsebench.strategy.spec import Spec, fill, parse, words_of
 from sparsebench.tasks.images import Composite, Spurious
+
+
+class Order(Enum):
+    UP = "rising"
+    DOWN = "falling"
 
 
 class Tuned(Strategy):
@@ -20,6 +30,10 @@ class Tuned(Strategy):
     mode: Literal["max", "mean"] = "mean"
     layers: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
+    limit: float | None = 1.0
+    widths: list[int] = [1]  # noqa: RUF012 (a parameter; pydantic copies it)
+    groups: frozenset[str] = frozenset()
+    order: Order = Order.UP
 
 
 @pytest.mark.parametrize(
@@ -87,6 +101,12 @@ def test_several_values_are_swept_over_in_every_combination():
         (Tuned, "tuned:layers=[1]", {"layers": (1,)}),
         (Tuned, "tuned:names=cat+dog", {"names": ("cat", "dog")}),
         (Tuned, "tuned:names=null", {"names": None}),
+        (Tuned, "tuned:limit=None,names=None", {"limit": None, "names": None}),
+        (Tuned, "tuned:limit=null", {"limit": None}),
+        (Tuned, "tuned:widths=5+6,groups=a+b", {"widths": [5, 6], "groups": frozenset("ab")}),
+        (Tuned, "tuned:widths=5", {"widths": [5]}),
+        (Tuned, "tuned:widths=,layers=", {"widths": [], "layers": ()}),
+        (Tuned, "tuned:order=falling", {"order": Order.DOWN}),
         (Spurious, "spurious:held_out=3+8,canvas=28", {"held_out": ("3", "8")}),
         (Budget, "budget:macs=0.5,blocks=1+2", {"blocks": (1, 2)}),
     ],
@@ -124,7 +144,10 @@ class Wanting(Strategy):
           for key, value in (("power", "much"), ("heads", 2.5), ("mode", "min"), ("layers", "a+b"))),
         *((Composite, {key: float(value)}, f"x: {key}") for key in ("lr", "affine") for value in ("inf", "nan")),
         (Tuned, {"power": "0.3:macs=0.5"}, "x: power: .*; got 0.3:macs=0.5; separate parameters by commas"),
-        (Power, {}, "x: power has no default; give it one in its class"),
+        (Tuned, {"widths": "[5"}, "x: widths.*; separate several values by [+], as in widths=1[+]2"),
+        (Tuned, {"power": "None"}, "x: power: .*; got None"),
+        (Tuned, {"order": "sideways"}, "x: order: .*'rising' or 'falling'; got sideways"),
+        (Power, {}, "x: parameter 'power' has no default; give it a value"),
         (Own, {}, "x cannot be made: .*'own' set self.power.*, and no __init__"),
         (Wanting, {}, "x cannot be made: .*missing 1 required positional argument: 'power'.*, and no __init__"),
     ],
@@ -132,3 +155,56 @@ class Wanting(Strategy):
 def test_what_parameters_cannot_be_is_a_user_error_that_names_them(cls, params, says):
     with pytest.raises(UserError, match=says):
         fill(cls, params, "x")
+
+
+def test_parameters_can_be_typed_again_as_records_hold_them():
+    instance = Tuned(limit=None, widths=[2, 3], order=Order.DOWN, layers=(4,))
+    words = words_of(instance.model_dump(mode="json", exclude_defaults=True))
+    (params,) = parse(f"tuned{words}").combinations()
+    assert fill(Tuned, params, "x") == instance
+
+
+CHOICES = """
+from enum import Enum
+from sparsebench import Strategy, hookimpl
+
+
+class Order(Enum):
+    UP = "rising"
+    DOWN = "falling"
+
+
+class Sorted(Strategy):
+    name = "sorted"
+    order: Order = Order.DOWN
+    limit: float
+
+    def scores(self, view):
+        return view.tokens.sum(dim=2)
+
+
+@hookimpl
+def sparsebench_strategies():
+    return [Sorted]
+"""
+
+
+def test_show_lists_the_values_of_a_choice_and_a_run_names_what_has_no_default(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sorted.py"
+    path.write_text(CHOICES)
+    shown = CliRunner().invoke(main, ["show", str(path)])
+    assert "order = 'falling'  ('rising' | 'falling')" in shown.output and "limit = required" in shown.output
+    done = CliRunner().invoke(main, ["run", str(path), "--suite", "smoke", "--dry-run", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2 and "parameter 'limit' has no default" in done.stderr
+
+
+@pytest.mark.parametrize("base", ["@dataclass\nclass Base:\n    size: int = 3\n\nclass Mine(Base, Strategy):",
+                                  "@dataclass\nclass Mine(Strategy):\n    size: int = 3\n"])  # fmt: skip
+def test_a_dataclass_is_refused_when_its_file_is_loaded(tmp_path: Path, base: str) -> None:
+    path = tmp_path / "mine.py"
+    text = CHOICES.replace("class Sorted(Strategy):", f"from dataclasses import dataclass\n\n{base}")
+    path.write_text(text.replace("    limit: float\n", "").replace("[Sorted]", "[Mine]"))
+    with pytest.raises(UserError, match="a dataclass; write the parameters as fields of the class"):
+        Registry().load_file(path)
