@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -21,6 +20,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.request import GIB, Job, Setting
 from sparsebench.plugin.registry import Registry
@@ -72,8 +72,8 @@ class CellLocks:
         if self.file is None:
             return True
         try:
-            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(cell_id))
-        except (BlockingIOError, PermissionError):
+            files.lock_byte(self.file, _place(cell_id))
+        except BlockingIOError:
             return False
         except OSError:  # the file system has no locks
             self.close()
@@ -82,7 +82,7 @@ class CellLocks:
     def release(self, cell_id: str) -> None:
         """Unlock a cell."""
         if self.file is not None:
-            fcntl.lockf(self.file, fcntl.LOCK_UN, 1, _place(cell_id))
+            files.unlock_byte(self.file, _place(cell_id))
 
     def is_done(self, job: Job) -> bool:
         """Return whether another run has stored a record that answers a job since this run was planned.

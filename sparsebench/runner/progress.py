@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench import files
 from sparsebench.errors import UserError
+from sparsebench.records import store
 
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Expected, Plan
@@ -67,12 +68,7 @@ class Underway(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether the run has not ended, and has written lately. On the same machine its process must also exist."""
-        try:
-            if self.host == socket.gethostname():
-                os.kill(self.pid, 0)
-        except PermissionError:
-            pass
-        except (OSError, OverflowError):
+        if self.host == socket.gethostname() and not store.process_exists(self.pid):
             return False
         return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD
 
