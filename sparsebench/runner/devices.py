@@ -80,9 +80,14 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def search_path() -> list[str]:
+    """Return the folders in which this process finds modules, as absolute paths."""
+    return list(map(os.path.abspath, sys.path))
+
+
 def variables() -> dict[str, str]:
-    """Return the environment variables of worker processes: those of this process, one thread, and `sys.path`."""
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    """Return the environment variables of worker processes: those of this process, one thread, and `search_path`."""
+    path = os.pathsep.join(folder for folder in search_path() if os.pathsep not in folder)
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # differs for each test
     # KMP_DUPLICATE_LIB_OK as an import of scikit-learn sets it, so that this import changes nothing.
     return {"KMP_DUPLICATE_LIB_OK": "True"} | env | THREADS | {"PYTHONPATH": path}

@@ -27,7 +27,17 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record
 from sparsebench.runner.devices import first_of, places
-from sparsebench.runner.process import START, Message, OnBegin, Worker, descendants, exit_text, memory_over, server
+from sparsebench.runner.process import (
+    START,
+    Message,
+    OnBegin,
+    Worker,
+    descendants,
+    exit_text,
+    memory_over,
+    server,
+    why_not,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +49,9 @@ TRIES = 3
 """Number of workers in a row that may fail to start."""
 TOGETHER = 1000
 """Most cells in a batch for a worker on a GPU. The worker trains as many at a time as fit in memory."""
-KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KILLS = tuple(
+    getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)  # Windows lacks two of them
 """Signals that come from outside a cell's code, e.g. from the kernel if memory is short."""
 KILLED = "killed"
 """The kind of a failure by one of these signals."""
@@ -384,6 +396,7 @@ class Supervisor:
         """Return a worker that waits for cells with this code, or None if the run is stopped."""
         if self.worker is not None and self.code == code:
             return self.worker
+        end_of_log = self.log.stat().st_size if self.log.exists() else 0
         for _ in range(TRIES):
             self.end()
             with suppress(EOFError, ValueError):
@@ -395,7 +408,10 @@ class Supervisor:
                     return self.worker
             if self.stopped:
                 return None
-        raise UserError(f"{TRIES} workers in a row did not start", next_step=f"{self.log} says why")
+        raise UserError(
+            f"{TRIES} workers in a row did not start: {why_not(self.log, end_of_log)}",
+            next_step=f"see {self.log}, or use --jobs 0, which needs no worker processes",
+        )
 
     def end(self) -> None:
         """End the worker, if there is one."""

@@ -277,11 +277,11 @@ class Progress(Callbacks):
         self._close()
 
 
-def remedy(statuses: Iterable[str]) -> str:
-    """Return a text that counts the cells without a result by status, and names the command that tries them again."""
+def remedy(statuses: Iterable[str], again: str = "the same command", option: str = "--rerun failed") -> str:
+    """Return a text that counts the cells without a result by status, and says what tries them again."""
     counts = Counter(statuses)
     text = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    command = "the same command" + " with --rerun failed" * (counts.keys() != {"skipped"})
+    command = again + f" with {option}" * (counts.keys() != {"skipped"})
     return f"cells without a result: {counts.total()} ({text}); {command} tries them again"
 
 
