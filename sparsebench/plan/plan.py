@@ -171,6 +171,7 @@ class Plan:
         heads: the stored heads, by cell id.
         request: None if the jobs are only a part of the request.
         changes: why cells with records are run again, one line each.
+        others: the jobs of other shards that are not answered by a record.
     """
 
     jobs: list[Job]
@@ -182,6 +183,7 @@ class Plan:
     request: Request | None
     suite: Suite | None = None
     changes: tuple[str, ...] = ()
+    others: tuple[Job, ...] = ()
 
 
 def plan(
@@ -220,6 +222,8 @@ def plan(
     needed = prerequisites(missing, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in missing | needed]
+    elsewhere = [job for job in whole if not in_shard(job.cell.id) and job.cell.id not in needed]
+    others = tuple(job for job in elsewhere if not has_answer(job))
     expected = Expected(whole, heads.values(), prior, todo)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
@@ -227,7 +231,7 @@ def plan(
         if (contents := known_contents(name)) is not None and contents.strays:
             log.warning("%s: left out: %s", plain(files.places[name], None), contents.strays)
     return Plan(
-        jobs, expected.longest_first(), places, whole, heads, expected, request, suite, _changes(todo, heads)
+        jobs, expected.longest_first(), places, whole, heads, expected, request, suite, _changes(todo, heads), others
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ OUT/environments/<hash>.json                        a machine with its libraries
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.pt                        state of an unfinished training, until its record is stored
 OUT/underway/<host>-<pid>.json                      progress of a run, until no cells are left
+OUT/underway/<host>-<pid>-<random>.cells            the cells of the run and of other shards, until all have records
 OUT/.cells.lock                                     byte-range locks of the cells that are running
 """
 
@@ -177,6 +178,15 @@ def heads(out: Path) -> dict[str, Head]:
     """Return the heads of the same records, by cell id. This is many times faster than `read`, with far less memory."""
     items = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
     return {head.cell_id: head for head in items}
+
+
+def newest(out: Path) -> dict[str, str]:
+    """Return when the newest record of each cell began, by cell id, whether it counts or not."""
+    records = rows(out, lambda name: False, counted=False, needed=False)
+    started: dict[str, str] = {}
+    for cell_id, begin in zip(records["cell_id"].to_pylist(), records["started"].to_pylist(), strict=True):
+        started[cell_id] = max(begin, started.get(cell_id, ""))
+    return started
 
 
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:

@@ -268,7 +268,7 @@ def why_not(log: Path, start: int = 0) -> str:
     return words[-1][:300] if words else f"it was ended, or took more than {START:g} s, and left no message"
 
 
-def text_since(log: Path, start: int) -> str:
+def text_since(log: Path, start: int = 0) -> str:
     """Return the text of a log after the byte `start`, at most the last 4000 bytes."""
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 4000))

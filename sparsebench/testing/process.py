@@ -14,7 +14,7 @@ from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin, Part
-from sparsebench.runner.process import START, Line, Worker, exit_text, server, why_not
+from sparsebench.runner.process import START, Line, Worker, exit_text, server, text_since, why_not
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
@@ -179,7 +179,7 @@ def _answer(worker: Worker, limit: float) -> Message:
         if (message := worker.answer(limit, Message)) is not None:
             return message
     except EOFError:
-        text, words = exit_text(worker.end(PATIENCE)), worker.last_words().strip().splitlines()
+        text, words = exit_text(worker.end(PATIENCE)), text_since(worker.log).strip().splitlines()
         return Message(ended=("crashed", f"it {text}" + (f": {words[-1][:200]}" if words else "")))
     except ValueError as error:
         return Message(ended=("crashed", f"its answer cannot be read: {error}"))
