@@ -38,6 +38,8 @@ from sparsebench.stats import style
 REDUCED, ALIKE = 8, 0.95
 """Pictures are compared after reduction by this factor, and are alike from this correlation of grey values."""
 NAME = "leaderboard.csv"
+NO_PICTURES: dict[str, bytes | None] = {f"leaderboard-{quantity}.png": None for quantity in picture.WHAT}
+"""The pictures that only some boards have, see `files`, without content."""
 KEPT = (".md", ".csv", ".png")
 """Endings of the files that a published board keeps beside its records. The page and JSON are made when needed."""
 README = "README.md"
@@ -66,8 +68,11 @@ ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def publish(board: Board, out: Path) -> None:
-    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of spurious gap and sample complexity, if measured."""
-    write({out / name: content for name, content in files(board).items()})
+    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of spurious gap and sample complexity, if measured.
+
+    Pictures of an earlier board that this board does not have are removed.
+    """
+    write({out / name: content for name, content in (NO_PICTURES | files(board)).items()})
 
 
 def files(board: Board) -> dict[str, bytes]:
@@ -95,17 +100,19 @@ def boards(folder: Path) -> list[Path]:
     return folders
 
 
-def board_files(folder: Path) -> dict[Path, bytes]:
-    """Return the expected contents of a published board's files, by path."""
-    content = files(gather(folder))
+def board_files(folder: Path) -> dict[Path, bytes | None]:
+    """Return the expected contents of a published board's files by path, or None for files that must not exist."""
+    content = NO_PICTURES | files(gather(folder))
     return {folder / name: value for name, value in content.items() if name.endswith(KEPT)}
 
 
-def documents(folder: Path) -> dict[Path, bytes]:
+def documents(folder: Path) -> dict[Path, bytes | None]:
     """Return the expected contents of the documents beside a folder of boards, by path. Parts of other folders stay."""
     root = folder.resolve().parent
     pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
-    contents = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
+    contents: dict[Path, bytes | None] = {
+        path: _fill(path.read_bytes(), folder, path == root / README) for path in pages
+    }
     for path in sorted((root / "docs" / "results").glob("*/*")):
         source = content_or_none(folder / path.parent.name / path.name) if path.suffix != ".md" else None
         contents |= {} if source is None else {path: source}
@@ -128,22 +135,26 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
     return MARKED.sub(part, content)
 
 
-def differences(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Return the paths of files with other contents, and of pictures that look different."""
+def differences(contents: Mapping[Path, bytes | None]) -> list[Path]:
+    """Return the paths of files with other contents, and of pictures that look different. None stands for no file."""
     return [path for path, content in contents.items() if not _same(content_or_none(path), content)]
 
 
-def write(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write the files that have other contents, and return their paths."""
+def write(contents: Mapping[Path, bytes | None]) -> list[Path]:
+    """Write the files that have other contents, remove those with None, and return the paths of both."""
     changed = [path for path, content in contents.items() if content_or_none(path) != content]
     for path in changed:
-        write_whole(path, contents[path])
+        content = contents[path]
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_whole(path, content)
     return changed
 
 
-def _same(content: bytes | None, expected: bytes) -> bool:
+def _same(content: bytes | None, expected: bytes | None) -> bool:
     """Return whether contents are equal, or pictures look alike: versions of matplotlib write different bytes."""
-    if content == expected or content is None:
+    if content == expected or content is None or expected is None:
         return content == expected
     try:
         pictures = [Image.open(BytesIO(data), formats=("PNG",)) for data in (expected, content)]

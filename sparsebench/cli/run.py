@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
-from sparsebench.errors import UserError, plain
+from sparsebench.errors import UserError, few, plain
 from sparsebench.files import cache_folder
 from sparsebench.plan.request import Execution, Files, Job, Request, values_of
 from sparsebench.plugin.registry import Registry
@@ -76,6 +76,10 @@ def run(
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
+    shown = {*result.rows["strategy"], *finished["strategy"]}
+    if others := sorted(_strategies_in(out) - shown):
+        names = few(others, width=60)
+        click.echo(f"{out} also has results of {names}: `sparsebench leaderboard {out}` shows all", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
     deployable = finished[finished["kind"] == "deployable"]["status"]
     if len(lost):
@@ -87,6 +91,13 @@ def run(
     else:
         click.echo(f"next: sparsebench run STRATEGY --out {out}; `sparsebench list` has strategies", err=True)
     sys.exit(int(bool(len(lost))))
+
+
+def _strategies_in(out: Path) -> set[str]:
+    """Return the strategies with records in a folder, with their parameters, without baselines and oracles."""
+    records = store.rows(out, lambda name: name in ("strategy", "kind"))
+    pairs = zip(records["strategy"].to_pylist(), records["kind"].to_pylist(), strict=True)
+    return {strategy for strategy, kind in pairs if kind == "deployable"}
 
 
 def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, Execution]:
