@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sparsebench.errors import UserError, few
+from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, values_of
 from sparsebench.plugin import classes
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Record
-from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
+from sparsebench.records.record import ANSWERS, Record
+from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook, remedy
 from sparsebench.strategy.base import Strategy
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ def run(
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
         board, records = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
+    lost = records[~records["status"].isin(ANSWERS)]
+    if len(lost):
+        first = plain(lost["reason"].iloc[0])
+        log.warning("%s; the first: %s", remedy(lost["status"], "the same call", 'rerun="failed"'), first)
     for line in below_chance(records):
         log.warning("%s", line)
     return frame(board.judged.rows, board.judged.columns)

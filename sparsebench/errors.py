@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
+
+LIMITS = {
+    "RLIMIT_AS": "address space of a process {1:.2f} GB (`ulimit -v`)",
+    "RLIMIT_NPROC": "a user's processes and threads {0} (`ulimit -u`)",
+}
+"""Limits of a process in words: with the number, and the number divided by 10^9."""
 
 
 class UserError(Exception):
@@ -81,6 +89,46 @@ def last_line(error: BaseException, is_own: Callable[[FrameType], bool]) -> str:
         if is_own(frame)
     ]
     return f" ({lines[-1]})" if lines else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory or address space is short. Libraries raise many types for this."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if isinstance(error, UserError):
+        return False
+    text = text_of(error)
+    return any(words in text for words in ("allocate memory", "failed to map segment", "std::bad_alloc"))
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return in one line what is short, memory or threads, with the limits of this process; None for other errors."""
+    if is_out_of_memory(error):
+        return f"not enough memory{_limits('RLIMIT_AS')}"
+    no_process = isinstance(error, OSError) and error.errno == errno.EAGAIN
+    text = "" if isinstance(error, UserError) else text_of(error)
+    if no_process or "start new thread" in text or "launch worker thread" in text:
+        return f"no more threads or processes{_limits('RLIMIT_AS', 'RLIMIT_NPROC')}"
+    return None
+
+
+def _limits(*names: str) -> str:
+    """Return the limits of this process that hold, after a semicolon; "" if none holds."""
+    texts = []
+    for name in names:
+        if (limit := limit_of(name)) is not None:
+            texts.append(LIMITS[name].format(limit, limit / 1e9))
+    return f"; limits that can be raised: {', '.join(texts)}" if texts else ""
+
+
+def limit_of(name: str) -> int | None:
+    """Return a limit of this process, or None if there is none."""
+    with suppress(ImportError):  # Windows
+        import resource
+
+        limit = resource.getrlimit(getattr(resource, name))[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+    return None
 
 
 class NotReadyError(UserError):

@@ -1,7 +1,8 @@
-"""Atomic writing of files, hashes of their contents, and the user's cache folder."""
+"""Atomic writing of files, locks on files, hashes of their contents, and the user's cache folder."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparsebench.errors import UserError, plain, reason_of
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +100,47 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically, see `whole_file`."""
     with whole_file(path) as file:
         file.write(content)
+
+
+def lock(file: int, *, shared: bool = False) -> None:
+    """Lock an open file until `unlock` or the end of the process. The lock does not wait.
+
+    Locks of network file systems may hold on one machine only, or do nothing.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the system or the file system has no locks.
+    """
+    _check_locks()
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+def unlock(file: int) -> None:
+    """Release the lock on an open file. Closing is not enough: a process that was forked meanwhile holds it too."""
+    with suppress(OSError):
+        _check_locks()
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def lock_byte(file: int, place: int) -> None:
+    """Lock one byte of an open file until `unlock_byte` or the end of the process; for errors see `lock`."""
+    _check_locks()
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except PermissionError as error:  # POSIX allows both errors
+        raise BlockingIOError from error
+
+
+def unlock_byte(file: int, place: int) -> None:
+    """Release the lock on one byte of an open file."""
+    with suppress(OSError):
+        _check_locks()
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+
+def _check_locks() -> None:
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, "this system has no file locks")
 
 
 def cache_folder() -> Path:

@@ -50,6 +50,8 @@ NAMED = 6
 """Number of strategies that are named unless the user chooses them."""
 MOST_NAMED = 24
 """Number of strategies that colours and dashes can distinguish."""
+MOST_DOTS = 120
+"""Number of rows of a picture of dots. It is then about 50 cm high."""
 BELOW = 4
 """The axis leaves out `random` if it loses more than this many times the largest loss of the other named strategies."""
 LINEAR = 2.0
@@ -216,6 +218,8 @@ def dots(
 ) -> Figure:
     """Return the picture of one quantity: a dot and its 95 % interval for each row, best on top, dense as a line.
 
+    Of many rows only the best are drawn, because programs do not show pictures of any height.
+
     Args:
         values: rows with columns strategy, label, kind, macs_ratio, value, low, high. An infinite value was not
             reached. Rows without a value or with more MACs than dense are left out.
@@ -235,12 +239,12 @@ def dots(
         _check(strategies, set(values["strategy"]))
         values = values[values["strategy"].isin([*strategies, DENSE])]
     order = values.sort_values("value", ascending=samples, kind="stable")
+    order, note = _best(order)
     value, low, high = (order[name].to_numpy(float) for name in ("value", "low", "high"))
     place, reached, dense = np.arange(len(order)), np.isfinite(value), (order["strategy"] == DENSE).to_numpy()
     low, high = np.fmin(low, value), np.fmax(high, value)
     high = np.where(np.isinf(high), 1.2 * max(high[np.isfinite(high)], default=1.0), high)
     with _sheet(width):
-        note = "No strategy has a result." if order.empty else ""
         figure, axis = _new(width, max(0.16 * len(order) + 0.1, 0.5), title, note)
         if order.empty:
             axis.set_axis_off()
@@ -274,6 +278,15 @@ def dots(
             columns = len(handles) if width == "two" else 2
             figure.legend(loc="outside lower left", ncols=columns, handletextpad=0.1, columnspacing=1.2)
     return figure
+
+
+def _best(order: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return the first rows and that of dense, and a note on the others; "" if none is left out."""
+    if len(order) <= MOST_DOTS:
+        return order, "" if len(order) else "No strategy has a result."
+    is_first = np.arange(len(order)) < MOST_DOTS
+    note = f"The best {MOST_DOTS} of {len(order):,} rows, and dense; the tables of the board have all."
+    return order[is_first | (order["strategy"] == DENSE)], note
 
 
 @contextmanager

@@ -40,6 +40,8 @@ from sparsebench.stats import style
 REDUCED, ALIKE = 8, 0.95
 """Pictures are compared after reduction by this factor, and are alike from this correlation of grey values."""
 NAME = "leaderboard.csv"
+NO_PICTURES: dict[str, bytes | None] = {f"leaderboard-{quantity}.png": None for quantity in picture.WHAT}
+"""The pictures that only some boards have, see `files`, without content."""
 KEPT = (".md", ".csv", ".png")
 """Endings of the files that a published board keeps beside its records. The page and JSON are made when needed."""
 README = "README.md"
@@ -87,8 +89,11 @@ ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def publish(board: Board, out: Path) -> None:
-    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of spurious gap and sample complexity, if measured."""
-    write({out / name: content for name, content in files(board).items()})
+    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of spurious gap and sample complexity, if measured.
+
+    Pictures of an earlier board that this board does not have are removed.
+    """
+    write({out / name: content for name, content in (NO_PICTURES | files(board)).items()})
 
 
 def files(board: Board) -> dict[str, bytes]:
@@ -128,17 +133,19 @@ def without_boards(folder: Path) -> list[Path]:
     return [place for place in places if not (place / NAME).is_file() and not (place / MANIFEST).is_file()]
 
 
-def board_files(folder: Path) -> dict[Path, bytes]:
-    """Return the expected contents of a published board's files, by path."""
-    content = files(gather(folder))
+def board_files(folder: Path) -> dict[Path, bytes | None]:
+    """Return the expected contents of a published board's files by path, or None for files that must not exist."""
+    content = NO_PICTURES | files(gather(folder))
     return {folder / name: value for name, value in content.items() if name.endswith(KEPT)}
 
 
-def documents(folder: Path) -> dict[Path, bytes]:
+def documents(folder: Path) -> dict[Path, bytes | None]:
     """Return the expected contents of the documents beside a folder of boards, by path. Parts of other folders stay."""
     root = folder.resolve().parent
     pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
-    contents = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
+    contents: dict[Path, bytes | None] = {
+        path: _fill(path.read_bytes(), folder, path == root / README) for path in pages
+    }
     for path in sorted((root / "docs" / "results").glob("*/*")):
         source = content_or_none(folder / path.parent.name / path.name) if path.suffix != ".md" else None
         contents |= {} if source is None else {path: with_lf(source)}
@@ -161,26 +168,32 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
     return MARKED.sub(part, content)
 
 
-def differences(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Return the paths of texts that differ in more than line endings, and of pictures that look different."""
+def differences(contents: Mapping[Path, bytes | None]) -> list[Path]:
+    """Return the paths of texts that differ in more than line endings, and of pictures that look different.
+
+    None stands for no file.
+    """
     return [path for path, content in contents.items() if not _same(content_or_none(path), content)]
 
 
-def write(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write the files that differ in more than line endings, and return their paths."""
+def write(contents: Mapping[Path, bytes | None]) -> list[Path]:
+    """Write the files that differ in more than line endings, remove those with None, and return the paths of both."""
     changed = []
     for path, content in contents.items():
         before = content_or_none(path)
-        if before is None or with_lf(before) != with_lf(content):
+        if content is None and before is not None:
+            path.unlink(missing_ok=True)
+            changed.append(path)
+        elif content is not None and (before is None or with_lf(before) != with_lf(content)):
             write_whole(path, content)
             changed.append(path)
     return changed
 
 
-def _same(content: bytes | None, expected: bytes) -> bool:
+def _same(content: bytes | None, expected: bytes | None) -> bool:
     """Return whether texts are equal, or pictures look alike: versions of matplotlib write different bytes."""
-    if content is None:
-        return False
+    if content is None or expected is None:
+        return content == expected
     if with_lf(content) == with_lf(expected):
         return True
     try:

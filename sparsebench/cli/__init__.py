@@ -14,8 +14,11 @@ import click
 from sparsebench import __version__
 from sparsebench.cli import check, leaderboard, listing, look, papers, publish, run
 from sparsebench.cli.terminal import COMMANDS, EXAMPLES, check_repeated, refusal
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, limit_of
 from sparsebench.plugin.observer import leave_in_time
+
+LEAST = 5e9
+"""Bytes of address space below which torch and its libraries may fail to load."""
 
 
 def _example(error: click.ClickException) -> str:
@@ -46,7 +49,7 @@ class _Group(click.Group):
             sys.exit(error.code)
         except BrokenPipeError:  # the reader of the output stopped reading
             sys.exit(1)
-        except (OSError, MemoryError, RuntimeError) as error:
+        except (OSError, MemoryError, RuntimeError, ImportError) as error:
             if (line := refusal(error)) is None:
                 raise
             click.echo(f"Error: {line}", err=True)
@@ -98,6 +101,9 @@ def run_cli() -> None:
             stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(50_000)  # most objects, modules and records, live until the end: collect garbage less often
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    if (size := limit_of("RLIMIT_AS")) is not None and size < LEAST:  # torch may end the process without an exception
+        limit = f"the address space of a process is limited to {size / 1e9:.2f} GB"
+        click.echo(f"warning: {limit}, and torch alone may need more: raise `ulimit -v`", err=True)
     try:
         main()
     except SystemExit as stop:

@@ -16,14 +16,14 @@ from tabulate import tabulate
 
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
-from sparsebench.errors import UserError, plain
+from sparsebench.errors import UserError, few, plain
 from sparsebench.files import cache_folder
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Execution, Files, Request, values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import ANSWERS, Record
-from sparsebench.runner.progress import Progress, Underway, clock, remedy, time_of, underway
+from sparsebench.runner.progress import Progress, Underway, cells_of, clock, left_of, remedy, time_of, underway
 
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Expected, Plan
@@ -77,6 +77,10 @@ def run(
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
+    shown = {*result.rows["strategy"], *finished["strategy"]}
+    if others := sorted(_strategies_in(out) - shown):
+        names = few(others, width=60)
+        click.echo(f"{out} also has results of {names}: `sparsebench leaderboard {out}` shows all", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
     deployable = finished[finished["kind"] == "deployable"]["status"]
     if len(lost):
@@ -88,6 +92,13 @@ def run(
     else:
         click.echo(f"next: sparsebench run STRATEGY --out {out}; `sparsebench list` has strategies", err=True)
     sys.exit(int(bool(len(lost))))
+
+
+def _strategies_in(out: Path) -> set[str]:
+    """Return the strategies with records in a folder, with their parameters, without baselines and oracles."""
+    records = store.rows(out, lambda name: name in ("strategy", "kind"))
+    pairs = zip(records["strategy"].to_pylist(), records["kind"].to_pylist(), strict=True)
+    return {strategy for strategy, kind in pairs if kind == "deployable"}
 
 
 def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, Execution]:
@@ -152,13 +163,17 @@ def status(folder: Path) -> None:
 
     The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
     """
-    records, runs = list(store.read(folder).values()), underway(folder).values()
+    records, runs, lists = list(store.read(folder).values()), underway(folder).values(), cells_of(folder)
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
-    rows = _counts(records, [run for run in runs if run.alive or run.stopped])
+    started = store.newest(folder)
+    own = {name: left_of(cells.own, started) for name, cells in lists.items()}
+    of_runs = {cell_id: label for cells in own.values() for cell_id, label in cells.items()}
+    others = {cell_id: label for cells in lists.values() for cell_id, label in left_of(cells.others, started).items()}
+    rows = _counts(records, (others | of_runs).values(), [run for run in runs if run.alive])
     write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n")
     for run in runs:
-        left = sum(run.left.values())
+        left = len(own[run.cells]) if run.cells in own else sum(run.left.values())
         silent = "" if run.stopped else f", or has not reported for {clock(time.time() - run.updated)}"
         about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
         longest = f"the longest running cell: {clock(time.time() - run.since)}"
@@ -167,17 +182,27 @@ def status(folder: Path) -> None:
         write(f"the run on {plain(run.host)} (process {run.pid}){text}\n")
     if not runs:
         click.echo("no run is under way")
+    if rest := len(others.keys() - of_runs.keys()):
+        write(f"{rest} cells of other shards have no record: run these shards\n")
 
 
-def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
-    """Return the numbers of cells of each strategy, one row per strategy."""
+def _counts(records: Iterable[Record], left: Iterable[str], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
+    """Return the numbers of cells of each strategy, one row per strategy.
+
+    Args:
+        records: the records that count.
+        left: the strategy of each cell that is left, running cells included.
+        runs: the runs under way.
+    """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
         counts[record.label]["done" if record.status in ANSWERS else "failed"] += 1
+    for label in left:
+        counts[label]["left"] += 1
     for run in runs:
-        for label, n in run.left.items():
-            counts[label]["left"] += n - run.running.get(label, 0)
         for label, n in run.running.items():
-            counts[label]["running"] += n
+            running = min(n, counts[label]["left"])  # a cell may have got its record since the run said that it runs
+            counts[label]["running"] += running
+            counts[label]["left"] -= running
     columns = ("done", "failed", "running", "left")
     return [{"strategy": plain(label)} | {name: counts[label][name] for name in columns} for label in sorted(counts)]

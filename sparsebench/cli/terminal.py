@@ -4,7 +4,6 @@ system, and options made from the fields of a run's request.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import shutil
@@ -22,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, shortage, text_of
 from sparsebench.plan import request
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, option_of
 from sparsebench.plugin.registry import FIRST, Registry
@@ -164,13 +163,16 @@ folder_argument: Callable[[Any], Any] = click.argument("folder", metavar=f"[FOLD
 
 def refusal(error: BaseException) -> str | None:
     """Return an error of the operating system in one line, or None for any other error."""
+    short = shortage(error)
     if isinstance(error, OSError):
         names = [repr(os.fsdecode(name))[:200] for name in (error.filename, error.filename2) if isinstance(name, str)]
-        hint = "; raise `ulimit -u`" if error.errno == errno.EAGAIN else ""
-        return f"system error: {', '.join([error.strerror or str(error), *names])}{hint}"
-    if isinstance(error, MemoryError):
-        return "system error: not enough memory"
-    return "system error: no more threads; raise `ulimit -u`" if "start new thread" in str(error) else None
+        parts = [error.strerror or str(error), *names]
+    elif short is not None:
+        parts = [text_of(error)] if isinstance(error, MemoryError) and str(error) else []
+    else:
+        return None
+    words = ", ".join(parts)
+    return f"system error: {'; '.join(part for part in (words, short) if part)}"
 
 
 C = TypeVar("C", bound=Callable[..., Any])

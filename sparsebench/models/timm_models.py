@@ -20,7 +20,7 @@ from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_tr
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, reason_of, unknown
+from sparsebench.errors import UserError, few, is_out_of_memory, reason_of, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import SAME_IN_TIMM, refuse
 
@@ -340,17 +340,20 @@ def content_of(path: Path) -> Any:
 
     Raises:
         UserError: the file cannot be read, or contains something other than weights and numbers.
+        MemoryError: the file does not fit the memory or the address space.
     """
     try:
         if path.name.lower().endswith(".safetensors"):
             return load_file(path)
         with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints contain their arguments
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise UserError(f"{path} is truncated or is not a safetensors file ({error})") from error
     except Exception as error:  # a damaged pickle may raise anything
+        if is_out_of_memory(error):
+            raise MemoryError(f"{path.name} does not fit the memory") from error
+        if isinstance(error, OSError):
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        if isinstance(error, SafetensorError):
+            raise UserError(f"{path} is truncated or is not a safetensors file ({error})") from error
         unsafe: list[str] = []
         with suppress(Exception):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)

@@ -172,6 +172,7 @@ class Plan:
         request: None if the jobs are only a part of the request.
         device: the device of the cells: "cpu", "cuda" or "cuda:i".
         changes: why cells with records are run again, one line each.
+        others: the jobs of other shards that are not answered by a record.
     """
 
     jobs: list[Job]
@@ -184,6 +185,7 @@ class Plan:
     suite: Suite | None = None
     device: str = "cpu"
     changes: tuple[str, ...] = ()
+    others: tuple[Job, ...] = ()
 
 
 def plan(
@@ -222,6 +224,8 @@ def plan(
     needed = prerequisites(missing, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in missing | needed]
+    elsewhere = [job for job in whole if not in_shard(job.cell.id) and job.cell.id not in needed]
+    others = tuple(job for job in elsewhere if not has_answer(job))
     expected = Expected(whole, heads.values(), prior, todo)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
@@ -238,6 +242,7 @@ def plan(
         request=request,
         suite=suite,
         changes=_changes(todo, heads),
+        others=others,
     )
 
 

@@ -6,16 +6,20 @@ OUT/environments/<hash>.json                        a machine with its libraries
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.pt                        state of an unfinished training, until its record is stored
 OUT/underway/<host>-<pid>.json                      progress of a run, until no cells are left
+OUT/underway/<host>-<pid>-<random>.cells            the cells of the run and of other shards, until all have records
 OUT/.cells.lock                                     byte-range locks of the cells that are running
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import logging
 import os
+import re
 import secrets
 import socket
+import sys
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -42,6 +46,12 @@ SIDECARS = ("environments", "checks", "strategies", "suites", "metrics", "files"
 """Folders of sidecars: .json files that describe records, each named after the hash of its content."""
 
 
+SEGMENT = re.compile(r"-(?P<host>[\w-]*)-(?P<pid>\d+)-[0-9a-f]+\.jsonl$")
+"""Matches the end of a segment's name, which names its writer. Early versions named no writer."""
+QUIET = 7 * 24 * 3600.0
+"""Seconds without a new record after which the writer of another machine's segment counts as dead."""
+
+
 def weights_path(out: Path, cell_id: str) -> Path:
     """Return the path of the trained weights of a cell."""
     return out / "weights" / f"{cell_id}.safetensors"
@@ -61,14 +71,17 @@ def check_writable(out: Path) -> None:
 class Writer:
     """Appends records to its own segment, which no other process writes.
 
+    If another run has sealed the segment, although it should not, the next record begins a new segment.
+
     Raises:
-        UserError: if the folder is not writable or was removed, or if the disk is full. Records that `append` wrote
-            before are complete.
+        UserError: if the folder is not writable or was removed, or if the disk is full. Unless they were removed,
+            records that `append` wrote before are complete.
     """
 
     def __init__(self, out: Path):
         self.folder = out / "records"
         self._file: int | None = None
+        self._path = self.folder
 
     def append(self, record: Record) -> None:
         """Write one record. The record is on the disk when this method returns."""
@@ -76,11 +89,15 @@ class Writer:
         try:
             if self._file is None:
                 self._file = self._open()
-            if not os.fstat(self._file).st_nlink:
-                raise OSError("the folder was removed during the run, with its records")
-            if os.write(self._file, line) != len(line):
-                raise OSError("the disk is full")
-            os.fsync(self._file)  # network file systems may report a full disk only here
+            if not self._write(self._file, line):
+                self.close()
+                if not self._path.with_suffix(".parquet").exists():
+                    raise UserError(
+                        f"{self._path} was removed during the run, with the records in it",
+                        next_step="run the same command again: it computes what is missing",
+                    )
+                self._file = self._open()
+                self._write(self._file, line)
         except OSError as error:
             self.close()  # the torn line stays the last of its segment: the next record goes to a new segment
             raise UserError(
@@ -88,13 +105,25 @@ class Writer:
                 next_step="earlier records are safe; solve the problem and run the same command again",
             ) from error
 
+    def _write(self, file: int, line: bytes) -> bool:
+        """Write a line to the disk, and return whether the segment still exists then."""
+        try:
+            if os.write(file, line) != len(line):
+                raise OSError("the disk is full")
+            os.fsync(file)  # network file systems may report a full disk only here
+            return os.fstat(file).st_nlink > 0
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # another machine removed the file
+                raise
+            return False
+
     def _open(self) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        path = self.folder / f"{stamp}{process_tag()}{secrets.token_hex(4)}.jsonl"
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self._path = self.folder / f"{stamp}{process_tag()}{secrets.token_hex(4)}.jsonl"
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
         with suppress(OSError):  # file systems without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # no other process seals the segment while this process lives
+            files.lock(file)  # no other process of this machine seals the segment while this process lives
         for folder in (self.folder, self.folder.parent):
             _sync_folder(folder)
         return file
@@ -103,23 +132,40 @@ class Writer:
         """Close the segment."""
         if self._file is not None:
             file, self._file = self._file, None
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked in the meantime would hold the lock
+            files.unlock(file)
             with suppress(OSError):
                 os.close(file)
 
 
 def process_tag() -> str:
     """Return the host name and the id of this process, for names of files that it writes."""
-    host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:40]
-    return f"-{host}-{os.getpid()}-"
+    return f"-{_host()}-{os.getpid()}-"
+
+
+def _host() -> str:
+    return "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:40]
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine exists. On Windows, where this is not known, it is taken to exist."""
+    if sys.platform == "win32":  # os.kill would end the process there
+        return True
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    with suppress(OSError):  # some network file systems do not support this, and do not need it
-        os.fsync(folder)
-    os.close(folder)
+    with suppress(OSError):  # Windows and some network file systems do not support this, and do not need it
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def read(out: Path, *, needed: bool = False) -> dict[str, Record]:
@@ -132,6 +178,15 @@ def heads(out: Path) -> dict[str, Head]:
     """Return the heads of the same records, by cell id. This is many times faster than `read`, with far less memory."""
     items = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
     return {head.cell_id: head for head in items}
+
+
+def newest(out: Path) -> dict[str, str]:
+    """Return when the newest record of each cell began, by cell id, whether it counts or not."""
+    records = rows(out, lambda name: False, counted=False, needed=False)
+    started: dict[str, str] = {}
+    for cell_id, begin in zip(records["cell_id"].to_pylist(), records["started"].to_pylist(), strict=True):
+        started[cell_id] = max(begin, started.get(cell_id, ""))
+    return started
 
 
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:
@@ -202,7 +257,7 @@ def _segment(path: Path, columns: Columns = ALL) -> tuple[list[pa.Table], bool]:
                 if line.endswith(b"\n"):
                     yield parse(line), zlib.crc32(line)
                 else:
-                    log.warning(f"{plain(path.name)}: line {number} is torn (a run was stopped while writing it)")
+                    log.warning(f"{plain(path.name)}: line {number} is torn (a run was stopped, or is writing it)")
             except VersionError as error:
                 raise UserError(f"{path} line {number}: {error}") from error
             except ValueError as error:
@@ -256,14 +311,16 @@ def seal(out: Path) -> None:
     """Seal the segments of a run's folder that no process writes, each into a Parquet file of the same name.
 
     The sidecars are moved into the file. If the process is killed, unfinished segments stay unchanged. A segment with
-    an unreadable line other than a torn last line stays unchanged too.
+    an unreadable line other than a torn last line, or one that grows meanwhile, stays unchanged too.
 
     Raises:
         UserError: if a file cannot be written.
     """
     for path in segments(out):
-        with suppress(OSError), path.open("rb") as file:  # the lock is taken: its writer lives, or another run seals it
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), path.open("rb") as file:
+            if _may_be_written(path, file.fileno()):
+                continue
+            size = os.fstat(file.fileno()).st_size
             parts, whole = _segment(path)
             if not whole:
                 continue
@@ -271,6 +328,10 @@ def seal(out: Path) -> None:
             if parts:
                 loose = _loose_texts(out, SIDECARS)
                 table.write(path.with_suffix(".parquet"), table.join(parts), loose)
+            with path.open("rb") as again:  # network file systems show the true size to those who open the file
+                grew = os.fstat(again.fileno()).st_size != size
+            if grew:  # a later `seal` replaces the Parquet file
+                continue
             path.unlink()
             _sync_folder(path.parent)
             for name in loose:
@@ -278,6 +339,30 @@ def seal(out: Path) -> None:
     for folder in SIDECARS:
         with suppress(OSError):  # the folder does not exist or is not empty
             (out / folder).rmdir()
+
+
+def _may_be_written(path: Path, file: int) -> bool:
+    """Lock a segment; return whether a process may still write to it, or seals it.
+
+    On network file systems, locks may hold on one machine only or do nothing. So they decide only if the name of the
+    segment does not: the segment of another machine counts as written until it has been `QUIET`, and that of a process
+    of this machine until the process has ended.
+    """
+    writer = SEGMENT.search(path.name)
+    if writer is not None and writer["host"] != _host():
+        written = time.time() - os.fstat(file).st_mtime < QUIET
+    else:
+        pid = int(writer["pid"]) if writer is not None else os.getpid()
+        written = pid != os.getpid() and process_exists(pid)
+    if written:
+        return True
+    try:
+        files.lock(file)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks
+        return False
+    return False
 
 
 def _loose_texts(out: Path, folders: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsebench import files
-from sparsebench.errors import UserError, plain, reason_of
+from sparsebench.errors import UserError, plain, reason_of, shortage
 from sparsebench.measure.metrics import kind_of
 from sparsebench.records.record import NETWORK, SCHEMA, Cell, Head, Origin, Record, canonical
 
@@ -239,6 +239,8 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
     except UserError:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        if (short := shortage(error)) is not None:
+            raise UserError(f"{path} cannot be read: {short}") from error
         raise UserError(
             f"{path} is not a sealed file of records, or is damaged: {reason_of(error)}",
             next_step="restore the file, or move it out of the folder: its cells then count as not run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import sys
@@ -14,6 +13,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.plan import Plan
 from sparsebench.tasks.sources.cache import cores
@@ -80,9 +80,14 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def search_path() -> list[str]:
+    """Return the folders in which this process finds modules, as absolute paths."""
+    return list(map(os.path.abspath, sys.path))
+
+
 def variables() -> dict[str, str]:
-    """Return the environment variables of worker processes: those of this process, one thread, and `sys.path`."""
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    """Return the environment variables of worker processes: those of this process, one thread, and `search_path`."""
+    path = os.pathsep.join(folder for folder in search_path() if os.pathsep not in folder)
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # differs for each test
     # KMP_DUPLICATE_LIB_OK as an import of scikit-learn sets it, so that this import changes nothing.
     return {"KMP_DUPLICATE_LIB_OK": "True"} | env | THREADS | {"PYTHONPATH": path}
@@ -122,18 +127,18 @@ def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[No
     temporary files.
     """
     if device == "cpu":
-        with _lock("machine", fcntl.LOCK_EX, on_wait):
+        with _lock("machine", on_wait):
             yield
         return
     import torch
 
     gpu = str(torch.cuda.get_device_properties(device).uuid)
-    with _lock("machine", fcntl.LOCK_SH, on_wait), _lock(gpu, fcntl.LOCK_EX, on_wait):
+    with _lock("machine", on_wait, shared=True), _lock(gpu, on_wait):
         yield
 
 
 @contextmanager
-def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
+def _lock(name: str, on_wait: Callable[[], None], *, shared: bool = False) -> Iterator[None]:
     path = Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
     try:
         try:
@@ -147,14 +152,17 @@ def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
     try:
         while True:
             try:
-                fcntl.flock(file, kind | fcntl.LOCK_NB)
+                files.lock(file, shared=shared)
                 break
             except BlockingIOError:
                 on_wait()
                 time.sleep(LOOK)
+            except OSError as error:
+                step = "leave --exclusive out, or set TMPDIR to a folder whose file system has locks"
+                raise UserError(f"--exclusive cannot lock {path}: {error.strerror}", next_step=step) from error
         yield
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a fork of this process may have the file open
+        files.unlock(file)
         os.close(file)
 
 

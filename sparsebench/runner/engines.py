@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -21,6 +20,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import GIB, Setting
@@ -28,7 +28,17 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record
 from sparsebench.runner.devices import first_of, places
-from sparsebench.runner.process import START, Message, OnBegin, Worker, descendants, exit_text, memory_over, server
+from sparsebench.runner.process import (
+    START,
+    Message,
+    OnBegin,
+    Worker,
+    descendants,
+    exit_text,
+    memory_over,
+    server,
+    why_not,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +50,9 @@ TRIES = 3
 """Number of workers in a row that may fail to start."""
 TOGETHER = 1000
 """Most cells in a batch for a worker on a GPU. The worker trains as many at a time as fit in memory."""
-KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KILLS = tuple(
+    getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)  # Windows lacks two of them
 """Signals that come from outside a cell's code, e.g. from the kernel if memory is short."""
 KILLED = "killed"
 """The kind of a failure by one of these signals."""
@@ -73,8 +85,8 @@ class CellLocks:
         if self.file is None:
             return True
         try:
-            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(cell_id))
-        except (BlockingIOError, PermissionError):
+            files.lock_byte(self.file, _place(cell_id))
+        except BlockingIOError:
             return False
         except OSError:  # the file system has no locks
             self.close()
@@ -83,7 +95,7 @@ class CellLocks:
     def release(self, cell_id: str) -> None:
         """Unlock a cell."""
         if self.file is not None:
-            fcntl.lockf(self.file, fcntl.LOCK_UN, 1, _place(cell_id))
+            files.unlock_byte(self.file, _place(cell_id))
 
     def is_done(self, job: Job) -> bool:
         """Return whether another run has stored a record that answers a job since this run was planned.
@@ -385,6 +397,7 @@ class Supervisor:
         """Return a worker that waits for cells with this code, or None if the run is stopped."""
         if self.worker is not None and self.code == code:
             return self.worker
+        end_of_log = self.log.stat().st_size if self.log.exists() else 0
         for _ in range(TRIES):
             self.end()
             with suppress(EOFError, ValueError):
@@ -396,7 +409,10 @@ class Supervisor:
                     return self.worker
             if self.stopped:
                 return None
-        raise UserError(f"{TRIES} workers in a row did not start", next_step=f"{self.log} says why")
+        raise UserError(
+            f"{TRIES} workers in a row did not start: {why_not(self.log, end_of_log)}",
+            next_step=f"see {self.log}, or use --jobs 0, which needs no worker processes",
+        )
 
     def end(self) -> None:
         """End the worker, if there is one."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from sparsebench import seeds
-from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError
+from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError, is_out_of_memory
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plan.jobs import Job
@@ -281,6 +281,8 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
         content = path.read_bytes()
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
     except (OSError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(f"{path.name} does not fit the memory") from error
         what = f"the {label} of this cell is torn, or the cell that makes it did not succeed ({path.name})"
         raise NotReadyError(what, next_step=again) from error
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}

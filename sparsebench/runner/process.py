@@ -32,13 +32,13 @@ from contextlib import ExitStack, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.records.record import Record
-from sparsebench.runner.devices import environment, variables
+from sparsebench.runner.devices import environment, search_path, variables
 
 M = TypeVar("M", bound=BaseModel)
 OnBegin = Callable[[Sequence[str], float], None]
@@ -130,45 +130,63 @@ def _kill(pid: int) -> None:
 
 def serve(requests: socket.socket) -> None:
     """Start workers on request until the other end of the socket is closed, then end them all."""
-    starter, workers = os.getppid(), dict[int, tuple[int, socket.socket]]()
+    starter, workers = os.getppid(), dict[int, socket.socket]()  # the sockets of exit codes, by process id
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SIGTERM ends only a server that is still loading, see `_end_server`
+    ended, signals = socket.socketpair()  # Python writes to `signals` when a child ends; `os.pidfd_open` may be missing
+    for end in (ended, signals):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
     while True:
-        waiting: list[Any] = [requests, *workers, *(status for _, status in workers.values())]
-        ready = select.select(waiting, [], [], STARTER)[0]
-        for handle, (pid, status) in list(workers.items()):
-            if handle in ready or status in ready:
-                del workers[handle]
-                _end(pid, status, {pid for pid, _ in workers.values()})
-                os.close(handle)
-        if os.getppid() != starter or (requests in ready and not _start(requests, workers)):
+        ready = select.select([requests, ended, *workers.values()], [], [], STARTER)[0]
+        if ended in ready:
+            ended.recv(2**16)
+        for pid, status in list(workers.items()):
+            if status in ready or _has_ended(pid):
+                del workers[pid]
+                _end(pid, status, set(workers))
+        if os.getppid() != starter or (requests in ready and not _start(requests, workers, (ended, signals))):
             break
-    for handle in list(workers):
-        _end(*workers.pop(handle), {pid for pid, _ in workers.values()})
+    for pid in list(workers):
+        _end(pid, workers.pop(pid), set(workers))
 
 
-def _start(requests: socket.socket, workers: dict[int, tuple[int, socket.socket]]) -> bool:
-    """Fork a worker and send its process id; return False if the socket is closed instead."""
+def _has_ended(pid: int) -> bool:
+    """Return whether a child has ended. Its exit code can still be read."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _start(
+    requests: socket.socket, workers: dict[int, socket.socket], sockets_of_server: Sequence[socket.socket]
+) -> bool:
+    """Fork a worker and send its process id; return False if the socket is closed instead.
+
+    If this raises, the error goes to the worker's log.
+    """
     request, descriptors, _, _ = socket.recv_fds(requests, 2**16, 3)
     if not request:
         return False
     line, status, log = descriptors
-    _print_to(log)  # the error of a failed fork goes there
+    _print_to(log)
     server, pid = os.getpid(), os.fork()
     if pid == 0:
         os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             os._exit(1)
-        for other in (requests.detach(), status, *workers, *(end.detach() for _, end in workers.values())):
-            os.close(other)
+        for other in (requests, *sockets_of_server, *workers.values()):
+            other.close()
+        os.close(status)
         _become(request, line, log)
+    workers[pid] = socket.socket(fileno=status)
+    requests.sendall(f"{pid}\n".encode())
     _print_to(0)  # the null device
     os.close(line)
     os.close(log)
-    workers[os.pidfd_open(pid)] = pid, socket.socket(fileno=status)
-    requests.sendall(f"{pid}\n".encode())
     return True
 
 
@@ -243,6 +261,21 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     os._exit(0)  # a normal exit of the interpreter takes a third of a second
 
 
+def why_not(log: Path, start: int = 0) -> str:
+    """Return why a worker did not start: the last line of its log after the byte `start`."""
+    lines = text_since(log, start).split("\n")
+    words = [line.strip() for line in lines if line.strip()]
+    return words[-1][:300] if words else f"it was ended, or took more than {START:g} s, and left no message"
+
+
+def text_since(log: Path, start: int = 0) -> str:
+    """Return the text of a log after the byte `start`, at most the last 4000 bytes."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - 4000))
+        return file.read().decode(errors="replace")
+    return ""
+
+
 class Server:
     """The process that forks workers. It is started with the first worker, and again if it has ended.
 
@@ -251,10 +284,14 @@ class Server:
     Args:
         environment: the environment variables of the server and its workers.
         python: the command that starts Python.
+        path: the folders in which the server and its workers find modules.
     """
 
-    def __init__(self, environment: Mapping[str, str], python: Sequence[str] = (sys.executable,)):
+    def __init__(
+        self, environment: Mapping[str, str], python: Sequence[str] = (sys.executable,), path: Sequence[str] = ()
+    ):
         self.environment, self._python, self._lock = environment, python, threading.Lock()
+        self._path = list(path) or search_path()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self.close: Callable[[], object] = lambda: None
 
@@ -305,7 +342,8 @@ class Server:
         self.close()
         requests, child = socket.socketpair()
         requests.settimeout(START)
-        code = f"from sparsebench.runner.process import main; main({child.fileno()}, {PRELOADED})"
+        code = f"import sys; sys.path[:] = {self._path}\n"  # PYTHONPATH cannot have folders with a colon
+        code += f"from sparsebench.runner.process import main; main({child.fileno()}, {PRELOADED})"
         with child:
             process = subprocess.Popen(
                 [*self._python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,
@@ -329,13 +367,24 @@ def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> No
 
 
 @lru_cache(maxsize=1)
-def _server(environment: tuple[tuple[str, str], ...], python: tuple[str, ...], pid: int) -> Server:
-    return Server(dict(environment), python)
+def _server(
+    environment: tuple[tuple[str, str], ...], python: tuple[str, ...], path: tuple[str, ...], pid: int
+) -> Server:
+    return Server(dict(environment), python, path)
 
 
 def server() -> Server:
-    """Return the server of this process. Runs with the same environment variables share it."""
-    return _server(tuple(variables().items()), (*PREFIX, sys.executable), os.getpid())
+    """Return the server of this process. Runs with the same environment variables share it.
+
+    Raises:
+        UserError: the system cannot pass descriptors to processes, as Windows.
+    """
+    if not hasattr(socket, "send_fds"):
+        raise UserError(
+            "worker processes need Linux or macOS",
+            next_step="use --jobs 0, which runs cells in this process, or Linux in a virtual machine or WSL",
+        )
+    return _server(tuple(variables().items()), (*PREFIX, sys.executable), tuple(search_path()), os.getpid())
 
 
 class Worker:
@@ -373,10 +422,7 @@ class Worker:
 
     def last_words(self) -> str:
         """Return the end of what the worker printed since the last request."""
-        with suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(self._mark, file.seek(0, os.SEEK_END) - 4000))
-            return file.read().decode(errors="replace")
-        return ""
+        return text_since(self.log, self._mark)
 
     def end(self, patience: float = 0.0) -> int:
         """Wait until the worker ends, or end it and all its processes after `patience` seconds; return its exit code.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import socket
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench import files
 from sparsebench.errors import UserError
+from sparsebench.records import store
 
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Expected, Plan
-    from sparsebench.records.record import Record
+    from sparsebench.plan.request import Job
+    from sparsebench.records.record import Head, Record
 
 EVERY = 1.0
 """Seconds between two updates of the status file."""
@@ -33,6 +36,8 @@ OFTEN = 0.2
 """Seconds between two updates of the bar."""
 QUIET = 1.0
 """Seconds for which a quiet bar stays hidden."""
+CELLS = ".cells"
+"""The end of the names of files with a run's cells."""
 GOOD = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
 LINE = 60.0
@@ -50,6 +55,7 @@ class Underway(BaseModel):
         done: the sum of the shares of running cells that are done.
         seconds: the expected seconds until the end of the run; None if unknown.
         stopped: whether the run has ended with cells left.
+        cells: the name of the file with the run's cells, see `Cells`; "" if an earlier version wrote this.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,23 +69,66 @@ class Underway(BaseModel):
     done: float = 0.0
     seconds: float | None = None
     stopped: bool = False
+    cells: str = ""
 
     @property
     def alive(self) -> bool:
         """Whether the run has not ended, and has written lately. On the same machine its process must also exist."""
-        try:
-            if self.host == socket.gethostname():
-                os.kill(self.pid, 0)
-        except PermissionError:
-            pass
-        except (OSError, OverflowError):
+        if self.host == socket.gethostname() and not store.process_exists(self.pid):
             return False
         return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD
 
 
+Labels = dict[str, dict[str, str]]
+"""For each strategy its cells: the id, and when the record began that the cell had when the run was planned, or ""."""
+
+
+class Cells(BaseModel):
+    """The cells that a run was to compute. With the records it gives the cells that are left, however the run ended.
+
+    Attributes:
+        own: the cells of the run, or of its shard.
+        others: the cells of the other shards that had no record.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    own: Labels = {}
+    others: Labels = {}
+
+
+def labels_of(jobs: Iterable[Job], heads: Mapping[str, Head]) -> Labels:
+    """Return the cells of jobs by strategy, see `Labels`."""
+    labels = defaultdict[str, dict[str, str]](dict)
+    for job in jobs:
+        head = heads.get(job.cell.id)
+        labels[job.label][job.cell.id] = "" if head is None else head.started
+    return labels
+
+
+def left_of(labels: Labels, started: Mapping[str, str]) -> dict[str, str]:
+    """Return the strategies of the cells that have no new record, by cell id.
+
+    Args:
+        labels: the cells.
+        started: for each cell with a record, when its newest record began, see `store.newest`.
+    """
+    left = {}
+    for label, cells in labels.items():
+        for cell_id, before in cells.items():
+            if cell_id not in started or (before and started[cell_id] <= before):
+                left[cell_id] = label
+    return left
+
+
 @contextmanager
 def beat(
-    out: Path, expected: Expected, workers: int, tell: Callable[[Underway], None] = lambda now: None
+    out: Path,
+    expected: Expected,
+    workers: int,
+    tell: Callable[[Underway], None] = lambda now: None,
+    others: Iterable[Job] = (),
+    heads: Mapping[str, Head] = {},
 ) -> Iterator[None]:
     """Update the status file of a run in a thread, and remove it at the end unless cells are left.
 
@@ -88,8 +137,13 @@ def beat(
         expected: the cells that are left, and the time that they take.
         workers: the number of worker processes.
         tell: called with each written status and with the last status.
+        others: the jobs of other shards without a record.
+        heads: the stored heads by cell id when the run was planned.
     """
-    path, over = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json", threading.Event()
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    path, over = out / "underway" / f"{name}.json", threading.Event()
+    list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS}")
+    cells = Cells(own=labels_of(expected.left.values(), heads), others=labels_of(others, heads))
 
     def state() -> Underway:
         now = time.time()
@@ -101,9 +155,10 @@ def beat(
                 left=Counter(job.label for job in left.values()),
                 running=Counter(left[cell_id].label for cell_id in running),
                 done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
+                cells=list_path.name,
             )  # fmt: skip
 
-    def write(now: Underway) -> None:
+    def write(now: BaseModel, path: Path = path) -> None:
         with suppress(UserError):  # if the folder cannot be written, the run itself reports it
             files.write_whole(path, now.model_dump_json().encode())
 
@@ -116,6 +171,7 @@ def beat(
         tell(state())
 
     clear(out)
+    write(cells, list_path)
     thread = threading.Thread(target=write_on, daemon=True)
     thread.start()
     try:
@@ -128,7 +184,7 @@ def beat(
         else:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-                path.parent.rmdir()
+            forget_answered(out)
 
 
 def underway(out: Path) -> dict[Path, Underway]:
@@ -140,11 +196,33 @@ def underway(out: Path) -> dict[Path, Underway]:
     return runs
 
 
+def cells_of(out: Path) -> dict[str, Cells]:
+    """Return the cells of a folder's runs, by the name of the file."""
+    lists = {}
+    for path in files.files_in(out / "underway", CELLS):
+        with suppress(OSError, ValueError):  # the file is gone or damaged
+            lists[path.name] = Cells.model_validate_json(path.read_bytes())
+    return lists
+
+
 def clear(out: Path) -> None:
-    """Remove the status files of a folder's stopped and killed runs. The current run computes their cells."""
+    """Remove the files of a folder's stopped and killed runs. The current run computes their cells."""
     for path, run in underway(out).items():
         if not run.alive:
             path.unlink(missing_ok=True)
+            if run.cells.endswith(CELLS):
+                (path.parent / Path(run.cells).name).unlink(missing_ok=True)
+    forget_answered(out)
+
+
+def forget_answered(out: Path) -> None:
+    """Remove the lists of cells of ended runs that have all their records, and the folder of status files if empty."""
+    lists, used = cells_of(out), {run.cells for run in underway(out).values()}
+    if lists.keys() - used:
+        started = store.newest(out)
+        for name in lists.keys() - used:
+            if not left_of(lists[name].own, started) and not left_of(lists[name].others, started):
+                (out / "underway" / name).unlink(missing_ok=True)
     with suppress(OSError):  # other runs have files there, or the folder does not exist
         (out / "underway").rmdir()
 
@@ -285,11 +363,11 @@ class Progress(Callbacks):
         self._close()
 
 
-def remedy(statuses: Iterable[str]) -> str:
-    """Return a text that counts the cells without a result by status, and names the command that tries them again."""
+def remedy(statuses: Iterable[str], again: str = "the same command", option: str = "--rerun failed") -> str:
+    """Return a text that counts the cells without a result by status, and says what tries them again."""
     counts = Counter(statuses)
     text = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    command = "the same command" + " with --rerun failed" * (counts.keys() != {"skipped"})
+    command = again + f" with {option}" * (counts.keys() != {"skipped"})
     return f"cells without a result: {counts.total()} ({text}); {command} tries them again"
 
 

@@ -184,7 +184,7 @@ def _collect(
         queue.close()
 
     records = engine(queue, setting)
-    beat = progress.beat(out, expected, workers, callbacks.on_beat)
+    beat = progress.beat(out, expected, workers, callbacks.on_beat, plan.others, plan.heads)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:

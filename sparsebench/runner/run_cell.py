@@ -27,8 +27,10 @@ from sparsebench.errors import (
     StrategyError,
     UnsupportedError,
     UserError,
+    is_out_of_memory,
     last_line,
     one_line,
+    shortage,
     text_of,
 )
 from sparsebench.measure.cost import Step
@@ -62,9 +64,9 @@ from sparsebench.training.steps import Autograd, Samples, Steps
 EVERY = 1.0
 """Seconds between two reports of progress."""
 STATUSES: dict[type[BaseException], Status] = {
-    torch.OutOfMemoryError: "oom", MemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
+    torch.OutOfMemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
 }  # fmt: skip
-"""Statuses of cells by their exception. After other exceptions the status is "failed"."""
+"""Statuses of cells by their exception. After other exceptions it is "oom" if memory is short, else "failed"."""
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Exceptions whose message is sufficient. Others are stored with their type and traceback."""
 FEWEST_TIMED = 4
@@ -157,7 +159,8 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
     except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
-        status: Status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "failed")
+        status: Status = "oom" if is_out_of_memory(error) else "failed"
+        status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), status)
         failure = failure_of(error, None if cell is None or cell.actor is None else cell.actor.strategy, job.files)
         if context.alone and status != "unsupported":  # a worker writes it to its log
             lines = [f"cell {job.cell.id}, {job.label}: {status}\n", *traceback.format_exception(error)]
@@ -190,6 +193,8 @@ def failure_of(error: BaseException, strategy: Strategy | None = None, plugins: 
     """
     kind = type(error).__name__
     text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
+    if short := shortage(error):
+        text = f"{short} ({text[:300]})"
     if not isinstance(error, UnsupportedError | DivergedError):
         place = "" if strategy is None else place_of(error, strategy)
         place = place or last_line(error, lambda frame: frame.f_code.co_filename in plugins)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin, Part
-from sparsebench.runner.process import START, Line, Worker, exit_text, server
+from sparsebench.runner.process import START, Line, Worker, exit_text, server, text_since, why_not
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
@@ -157,7 +156,7 @@ def _check_one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
     try:
         worker = server().start("sparsebench.testing.process", {}, log)
     except EOFError:
-        raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
+        raise UserError(f"the process of the checks did not start: {why_not(log)}") from None
     try:
         _answer(worker, START)  # the process has started; if it has ended, the next answer says why
         worker.ask(request)
@@ -180,7 +179,7 @@ def _answer(worker: Worker, limit: float) -> Message:
         if (message := worker.answer(limit, Message)) is not None:
             return message
     except EOFError:
-        text, words = exit_text(worker.end(PATIENCE)), worker.last_words().strip().splitlines()
+        text, words = exit_text(worker.end(PATIENCE)), text_since(worker.log).strip().splitlines()
         return Message(ended=("crashed", f"it {text}" + (f": {words[-1][:200]}" if words else "")))
     except ValueError as error:
         return Message(ended=("crashed", f"its answer cannot be read: {error}"))
@@ -196,6 +195,8 @@ def main(line: Line) -> None:
         networks.cached(name)
     statm = Path("/proc/self/statm")
     if statm.exists():
+        import resource  # Windows has no such module
+
         used = int(statm.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     line.say(Message())

@@ -262,3 +262,16 @@ def test_a_board_without_results_says_so_in_place_of_an_empty_chart() -> None:
     assert any("No strategy has a result" in text for text in boxes(figure))
     assert not any(axis.axison for axis in figure.axes)
     assert style.content(figure).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_picture_of_thousands_of_rows_has_the_best_and_dense_and_says_so(samples: bool) -> None:
+    names = [f"mine(power={k})" for k in range(2500)] + ["dense"]
+    values = pd.DataFrame({"strategy": names, "label": names, "kind": "deployable", "macs_ratio": 0.5})
+    values["value"] = np.arange(2501.0) + 1 if samples else 2500 - np.arange(2501.0)
+    values["low"] = values["high"] = values["value"]
+    figure = picture.dots(values, TITLE, "accuracy, %", samples=samples)
+    texts = boxes(figure)
+    assert {"mine(power=0)", "mine(power=9)", "dense"} <= texts.keys() and "mine(power=2499)" not in texts
+    assert figure.bbox.height < 6000 and any("of 2,501 rows" in " ".join(text.split()) for text in texts)
+    assert len(style.content(figure)) > 0

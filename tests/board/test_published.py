@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from sparsebench.board import published
+from sparsebench.board.board import gather
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import store, table
@@ -221,3 +222,13 @@ def test_texts_with_other_line_endings_are_read_alike(project: Path) -> None:
     for name, content in contents.items():
         assert (project / name).read_bytes().replace(b"\r\n", b"\n") == content.replace(b"\r\n", b"\n")
     assert (project / "README.md").read_bytes() == before.replace(b"\n", b"\r\n")
+
+
+def test_a_folder_that_gets_another_suite_keeps_no_picture_of_the_old_board(tmp_path: Path) -> None:
+    for name in ("leaderboard-gap.png", "leaderboard-samples.png", "leaderboard-own.png"):
+        (tmp_path / name).write_bytes(b"old")
+    write_board(tmp_path)
+    board = gather(tmp_path)
+    published.publish(board, tmp_path)
+    assert {path.name for path in tmp_path.glob("leaderboard*")} == {*published.files(board), "leaderboard-own.png"}
+    assert "leaderboard-gap.png" not in published.files(board)

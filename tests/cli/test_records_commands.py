@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from click.testing import CliRunner
 from commands import call
+from measured import TINY
 
 from sparsebench.board.board import gather
 from sparsebench.board.published import publish
+from sparsebench.cli import main
 from sparsebench.records import store, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,3 +93,14 @@ def test_the_page_beside_the_records_is_the_one_of_the_command(few: Path) -> Non
     for words in (("--view", "pairs"), ("--columns", "rank")):
         refused = call("leaderboard", few, "--format", "html", *words)
         assert refused.exit_code == 2 and f"{words[0]} needs a table; got --format html" in refused.stderr
+
+
+def test_a_run_names_the_other_strategies_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0", "--out", "both"]
+    first = CliRunner().invoke(main, [*words, "noise"])
+    second = CliRunner().invoke(main, [*words, "attn_topk"])
+    assert first.exit_code == second.exit_code == 0
+    assert "also has" not in first.stderr and "both also has results of noise" in second.stderr
+    whole = CliRunner().invoke(main, ["leaderboard", "both"]).stdout
+    assert "noise" in whole and "attn_topk" in whole and "noise" not in second.stdout

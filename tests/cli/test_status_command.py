@@ -15,12 +15,13 @@ from measured import TINY
 from running import execute, planned
 from waiting import soon
 
-from sparsebench import files
+from sparsebench import api, files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
+from sparsebench.runner import progress
 from sparsebench.runner.progress import Progress, Underway, beat, underway
 
 
@@ -109,6 +110,42 @@ def test_the_next_run_removes_the_file_of_a_run_that_was_just_killed(
     assert bool(again.todo) != whole
     execute(again, Registry(), tmp_path)
     assert "no run is under way" in status(tmp_path).output and not path.parent.exists()
+
+
+def test_after_a_kill_what_is_left_is_what_has_no_record(
+    tmp_path: Path, plan: planner.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 1000.0)  # records are stored after the last update of the status
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with beat(tmp_path, plan.expected, 2):
+        assert soon(lambda: underway(tmp_path))
+        ((path, run),) = underway(tmp_path).items()
+        writer = store.Writer(tmp_path)
+        for job in plan.jobs[:3]:
+            writer.append(job.record_of_failure("failed", Failure(reason="it broke")))
+        writer.close()
+        killed = run.model_copy(update={"pid": dead.pid, "running": {plan.jobs[0].label: 1}})
+        path.write_text(killed.model_dump_json())
+        result = status(tmp_path)
+        assert "was stopped with 5 cells left" in result.output
+        counts = [row(result, label) for label in {job.label for job in plan.jobs}]
+        assert [sum(int(count[place]) for count in counts) for place in range(4)] == [0, 3, 0, 5]
+
+
+def test_cells_of_shards_that_have_not_run_are_left(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"suite": TINY, "n_train": [4, 8], "seeds": 2, "jobs": 0, "out": tmp_path}
+    labels = ("dense", "random", "oracle", "anti_oracle")
+    for shard, done in zip(("1/3", "0/3", "2/3"), (1, 2, 3), strict=True):
+        if done == 2:  # another request in the same folder, of one shard
+            api.run("noise", **words | {"n_train": [2], "seeds": 1})
+            status(tmp_path)
+        api.run((), shard=shard, **words)
+        result, records = status(tmp_path), store.read(tmp_path).values()
+        stored = sum(record.cell.n_train != 2 for record in records)
+        left = [int(row(result, label)[3]) for label in labels]
+        assert sum(left) == 16 - stored and ("other shards" in result.output) == (done < 3)
+    assert stored == 16 and not (tmp_path / "underway").exists()
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, mon
         process, "_server", lru_cache(1)(process._server.__wrapped__)
     )  # keeps the server of other tests
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
+    with pytest.raises(UserError, match=r"workers in a row did not start: .*worker-0.log.*--jobs 0"):
         list(local([a_job(0)], 1, tmp_path))
 
 

@@ -146,7 +146,7 @@ def test_a_run_whose_records_are_removed_ends_at_the_next_record(tmp_path: Path,
         while what != "segment" and folder.exists():  # a worker may write its log meanwhile
             shutil.rmtree(folder, ignore_errors=True)
 
-    with pytest.raises(UserError, match="the folder was removed during the run"):
+    with pytest.raises(UserError, match="was removed during the run"):
         run(out, workers, remove)
     assert not store.read(out)
 

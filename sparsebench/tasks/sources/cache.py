@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, is_out_of_memory
 from sparsebench.files import CACHE, cache_folder, check_writable, whole_file, write_whole
 
 K = TypeVar("K")
@@ -34,6 +34,8 @@ VERSION = 4
 """Version of decoding, cutting and resizing. Increase it if pixels change."""
 SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
 LOCK = "decoding.lock"
+CGROUP, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""The control groups of Linux, and the file that names those of this process."""
 CHUNK = 16
 """Largest number of pictures that a thread takes at a time."""
 THREADS = 2
@@ -84,8 +86,30 @@ def counter(text: str, total: int) -> Callable[[], None]:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use, rounded up if a container has only a part of one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota())))
+
+
+def _quota() -> float:
+    """Return the number of cores whose time the control groups of this process allow; infinity without a limit."""
+    limits = [math.inf]
+    for file in _quota_files():
+        with suppress(OSError, ValueError):  # there is no such file, or the quota is "max"
+            words = " ".join(path.read_text(encoding="utf-8") for path in file).split()
+            quota, period = map(int, words)
+            limits.append(quota / period if quota > 0 else math.inf)
+    return min(limits)
+
+
+def _quota_files() -> Iterator[tuple[Path, ...]]:
+    """Yield the files that may have a quota and its period: of version 1, and of each group above in version 2."""
+    yield tuple(CGROUP / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+    with suppress(OSError):
+        for line in OWN_GROUP.read_text(encoding="utf-8").splitlines():
+            if line.startswith("0::"):
+                folder = CGROUP / line.removeprefix("0::").strip("/")
+                yield from ((above / "cpu.max",) for above in (folder, *folder.parents))
 
 
 def in_threads(
@@ -154,22 +178,31 @@ class Pixels:
         return cache_folder() / f"{self.name}-{versions()}{SUFFIX}"
 
     def read(self) -> np.memmap | None:
-        """Return the array mapped from the cache file, or None if there is no complete one."""
+        """Return the array mapped from the cache file, or None if there is no complete one.
+
+        Raises:
+            MemoryError: the file does not fit the address space.
+        """
         try:
             pixels = np.lib.format.open_memmap(self.path, mode="c")
-        except (OSError, ValueError, EOFError, SyntaxError):
+        except (OSError, ValueError, EOFError, SyntaxError) as error:
+            if is_out_of_memory(error):
+                raise MemoryError(f"{self.path.name} of {self.size / 1e9:.2f} GB cannot be mapped") from error
             return None
         return pixels if pixels.dtype == np.uint8 and pixels.shape == self.shape else None
 
     def array(self) -> np.ndarray:
         """Return (n, 3, height, width) uint8, mapped from the cache file, which is written first if needed.
 
-        Changes of the array stay in memory. For errors see `decode`.
+        Changes of the array stay in memory. For errors see `decode` and `read`.
         """
         if (pixels := self.read()) is None:
             decode([self])
             pixels = self.read()
-        assert pixels is not None
+        if pixels is None:
+            raise UserError(
+                f"{self.path} was written and cannot be read", next_step=f"set {CACHE} to a folder on another disk"
+            )
         return pixels
 
     def write(self, count: Callable[[], None]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sparsebench.errors import UserError, few, text_of
+from sparsebench.errors import UserError, few, is_out_of_memory, text_of
 from sparsebench.files import content_hash
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.cache import BadPicturesError
@@ -126,9 +126,9 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
             if small:
                 picture.draft(None, (1, 1))
             return _rgb(picture)
-    except MemoryError:
-        raise
     except Exception as error:  # Pillow does not document what its readers raise for damaged files
+        if is_out_of_memory(error):
+            raise MemoryError(f"{path} does not fit the memory") from error
         text = " ".join(text_of(error).split()) or type(error).__name__
         reason = "of no known format" if isinstance(error, UnidentifiedImageError) else text
         raise BadPicturesError({str(path): reason}) from error
