@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import ClassVar, Literal
 
@@ -283,21 +283,42 @@ class ImageTask(PictureTask):
         canvas, groups = scene(labels, rng, test)
         if self.intensity < 1:
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
-        per_class = pool.test if test else pool.train
-        first = dict(zip(per_class, np.cumsum([0, *map(len, per_class.values())]), strict=False))
-        pictures, numbers = np.empty((n, 3, self.foreground, self.foreground), np.uint8), np.empty(n, dtype=np.int64)
-        changes = rng.spawn(1)[0]  # a separate generator, so that `affine` does not change positions and backgrounds
-        for k, name in enumerate(classes):
-            members = np.flatnonzero(labels == k)
-            order = _cycle(len(per_class[name]), len(members), rng)
-            numbers[members], chosen = first[name] + order, per_class[name][order]
-            pictures[members] = warp(chosen, self.affine, changes) if self.affine and not test else chosen
+        pictures, numbers = self._foregrounds(labels, rng, pool.test if test else pool.train, classes, test=test)
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
         boxes = paste(canvas, pictures, rng, step)
         permutation = self.order()
         if permutation is not None:
             canvas = permute(canvas, self.patch, permutation)
         return Split(canvas, labels, groups, boxes=boxes, order=permutation, mask=self.mask, foregrounds=numbers)
+
+    def _foregrounds(
+        self,
+        labels: np.ndarray,
+        rng: np.random.Generator,
+        per_class: Mapping[str, np.ndarray],
+        classes: tuple[str, ...],
+        *,
+        test: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return a foreground (n, 3, s, s) of the class of each label, and its number (n,) among those of all classes.
+
+        Foregrounds of all classes are numbered one after the other.
+        """
+        n = len(labels)
+        pictures = np.empty((n, 3, self.foreground, self.foreground), np.uint8)
+        numbers = np.empty(n, dtype=np.int64)
+        sizes = [len(pool) for pool in per_class.values()]
+        first_number = dict(zip(per_class, np.cumsum([0, *sizes]), strict=False))
+        changes = rng.spawn(1)[0]  # a separate generator, so that `affine` does not change positions and backgrounds
+        for k, name in enumerate(classes):
+            members = np.flatnonzero(labels == k)
+            order = _cycle(len(per_class[name]), len(members), rng)
+            numbers[members] = first_number[name] + order
+            chosen = per_class[name][order]
+            if self.affine and not test:
+                chosen = warp(chosen, self.affine, changes)
+            pictures[members] = chosen
+        return pictures, numbers
 
 
 def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -156,6 +156,15 @@ def _unwrap(strategy: Any) -> Strategy:
     return strategy
 
 
+class _Attempt(NamedTuple):
+    """A budget that was tried: all as shares of the dense MACs, and the token counts by block."""
+
+    error: float
+    macs: float
+    spent: float
+    keep: dict[int, int]
+
+
 def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget, float, int] | None:
     """Give the actor the token counts with which an adaptive strategy spends the budget's MACs, as nearly as possible.
 
@@ -173,33 +182,35 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
     dense = cost.macs(cost.dense())
     target = cost.macs(actor.planned) / dense
     rows = samples.items[:IMAGES]
-
-    def share_at(macs: float) -> float:
-        actor.spend(Budget(macs=macs, **shape))
-        return _mean_macs(network, actor, samples, rows) / dense
-
     shape = actor.budget.model_dump(exclude=set(AMOUNTS))
-    low, high, follows = 0.0, 1.0, True
-    trials: list[tuple[float, float, float]] = []  # error, budget and spent MACs, as shares of dense
-    for _ in range(TRIES):
-        macs = (low + high) / 2 if trials else target
-        ratio = share_at(macs)
-        if not trials:
-            first = ratio, actor.keep
-        follows = ratio != first[0] or actor.keep == first[1]
-        trials.append((abs(ratio - target) if actor.acts else np.inf, macs, ratio))
-        if trials[-1][0] <= NEAR * target or not follows:
-            break
+
+    def try_budget(macs: float) -> _Attempt:
+        actor.spend(Budget(macs=macs, **shape))
+        spent = _mean_macs(network, actor, samples, rows) / dense
         # A strategy without sites is the dense network, which spends too much.
-        low, high = (macs, high) if actor.acts and ratio < target else (low, macs)
-    if min(trials)[0] > NEAR * target and high == 1.0 and follows:
-        # With all tokens as upper bounds the strategy may still spend less than requested.
-        ratio = share_at(high)
-        trials.append((abs(ratio - target), high, ratio))
-    _, macs, ratio = min(trials, key=lambda trial: trial[0])
-    budget = Budget(macs=macs, **shape)
+        error = abs(spent - target) if actor.acts else np.inf
+        return _Attempt(error, macs, spent, actor.keep)
+
+    attempts = [try_budget(target)]
+    low, high, follows = 0.0, 1.0, True
+    while len(attempts) < TRIES and attempts[-1].error > NEAR * target:
+        last = attempts[-1]
+        if actor.acts and last.spent < target:
+            low = last.macs
+        else:
+            high = last.macs
+        attempts.append(try_budget((low + high) / 2))
+        # Other counts with the same MACs: the strategy does not follow the counts.
+        follows = attempts[-1].spent != attempts[0].spent or attempts[-1].keep == attempts[0].keep
+        if not follows:
+            break
+    spends_less = actor.acts and attempts[-1].spent < target
+    if follows and high == 1.0 and spends_less and min(attempt.error for attempt in attempts) > NEAR * target:
+        attempts.append(try_budget(high))  # all tokens as upper bounds: the most that it can spend
+    best = min(attempts, key=lambda attempt: attempt.error)
+    budget = Budget(macs=best.macs, **shape)
     actor.spend(budget)
-    return budget, ratio, len(rows)
+    return budget, best.spent, len(rows)
 
 
 @torch.no_grad()

@@ -169,33 +169,42 @@ class Samples:
 
         Batches in host memory are copied to the device while it works on the previous batch.
         """
-        if self.inputs.device == self.items.device:
-            # Networks convert pixels (uint8), so views are enough. Floats are copied, since networks may change them.
-            pixels = None if self.inputs.is_floating_point() else self.inputs.split(size)
-            for number, rows in enumerate(self.items.split(size)):
-                yield rows, self.take(rows) if pixels is None else pixels[number]
+        if self.inputs.device != self.items.device:
+            yield from self._batches_from_host(size)
             return
-        here, device = self.items.cpu().split(size), self.items.device
-        way, places, sent = torch.cuda.Stream(device), [], [torch.cuda.Event(), torch.cuda.Event()]
-        for _ in sent:  # copies from pinned memory are asynchronous; allocating it is expensive
-            places.append(self.inputs.new_empty((size, *self.inputs.shape[1:]), pin_memory=True))
+        # Networks convert pixels (uint8), so views are enough. Floats are copied, since networks may change them.
+        pixels = None if self.inputs.is_floating_point() else self.inputs.split(size)
+        for number, rows in enumerate(self.items.split(size)):
+            yield rows, self.take(rows) if pixels is None else pixels[number]
+
+    def _batches_from_host(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of inputs in host memory. Two buffers take turns: one is filled while the other is copied."""
+        device = self.items.device
+        rows_on_host, rows_on_device = self.items.cpu().split(size), self.items.split(size)
+        copying = torch.cuda.Stream(device)
+        copied = [torch.cuda.Event(), torch.cuda.Event()]
+        # Copies from pinned memory are asynchronous; allocating it is expensive.
+        shape = (size, *self.inputs.shape[1:])
+        buffers = [self.inputs.new_empty(shape, pin_memory=True) for _ in copied]
 
         def send(number: int) -> Tensor:
-            place, event = places[number % 2][: len(here[number])], sent[number % 2]
+            rows = rows_on_host[number]
+            buffer, event = buffers[number % 2][: len(rows)], copied[number % 2]
             event.synchronize()  # the previous batch in this buffer is on the device
-            torch.index_select(self.inputs, 0, here[number], out=place)
-            with torch.cuda.stream(way):
-                inputs = place.to(device, non_blocking=True)
-                event.record(way)
+            torch.index_select(self.inputs, 0, rows, out=buffer)
+            with torch.cuda.stream(copying):
+                inputs = buffer.to(device, non_blocking=True)
+                event.record(copying)
             return inputs
 
-        coming = send(0) if here else None
-        for number, rows in enumerate(self.items.split(size)):
-            inputs, now = coming, torch.cuda.current_stream(device)
+        following = send(0) if rows_on_host else None
+        for number, rows in enumerate(rows_on_device):
+            inputs = following
             assert inputs is not None
-            now.wait_event(sent[number % 2])
-            coming = send(number + 1) if number + 1 < len(here) else None
-            inputs.record_stream(now)  # its memory is not reused before its readers have finished
+            working = torch.cuda.current_stream(device)
+            working.wait_event(copied[number % 2])
+            following = send(number + 1) if number + 1 < len(rows_on_host) else None
+            inputs.record_stream(working)  # its memory is not reused before its readers have finished
             yield rows, inputs
 
     def forward(
