@@ -28,10 +28,19 @@ if TYPE_CHECKING:
     from sparsebench.tasks.base import Data, Recipe, Split, Task
 
 _LATER = {
-    "CostModel": "measure.cost", "Data": "tasks.base", "Model": "models.base", "Network": "models.base",
-    "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base", "apply": "deploy.apply", "leaderboard": "api",
-    "load_records": "api", "run": "api", "show_tokens": "api",
-}  # fmt: skip
+    "CostModel": "measure.cost",
+    "Data": "tasks.base",
+    "Model": "models.base",
+    "Network": "models.base",
+    "Recipe": "tasks.base",
+    "Split": "tasks.base",
+    "Task": "tasks.base",
+    "apply": "deploy.apply",
+    "leaderboard": "api",
+    "load_records": "api",
+    "run": "api",
+    "show_tokens": "api",
+}
 """Public names whose modules are slow to import, with their modules. Writing a strategy needs none of them."""
 
 __all__ = [

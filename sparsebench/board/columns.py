@@ -20,9 +20,20 @@ Row = dict[str, Any]
 """The values of one row of a table, by column key."""
 
 Shown = Literal[
-    "text", "fraction", "percent", "spent", "points", "samples", "ratio", "times", "speed", "count", "p", "giga",
+    "text",
+    "fraction",
+    "percent",
+    "spent",
+    "points",
+    "samples",
+    "ratio",
+    "times",
+    "speed",
+    "count",
+    "p",
+    "giga",
     "mega",
-]  # fmt: skip
+]
 UNITS: dict[Shown, str] = {"percent": "%", "points": "points"}
 """Units that are appended to headings."""
 
@@ -70,81 +81,198 @@ EVERY = (
     Column("task", "task", "text", "name of the task"),
     Column("model", "model", "text", "name of the model"),
     Column("n_train", "N", "count", "training samples; the largest number if trials have several"),
-    Column("rank", "rank", "text",
-           "by accuracy; 3-9: two rows are significantly better than it, six do not differ significantly from it, and "
-           "all others are worse"),
+    Column(
+        "rank",
+        "rank",
+        "text",
+        "by accuracy; 3-9: two rows are significantly better than it, six do not differ significantly from it, and "
+        "all others are worse",
+    ),
     Column("strategy", "strategy", "text", "name, with the parameters that differ from their defaults"),
     Column("kind", "kind", "text", "baseline, deployable or oracle; oracles see which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
-    Column("budget", "budget", "text",
-           "requested share of dense MACs or keep rate, and the blocks in which tokens are removed"),
-    Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones",
-           falling=False),
+    Column(
+        "budget",
+        "budget",
+        "text",
+        "requested share of dense MACs or keep rate, and the blocks in which tokens are removed",
+    ),
+    Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones", falling=False),
     Column("accuracy", "accuracy", "percent", "test accuracy, mean over seeds", True, "accuracy"),
-    Column("accuracy_delta", "gain over dense", "points", "difference of accuracy to dense, paired by seed", True,
-           "accuracy"),
-    Column("versus_dense", "vs dense", "text",
-           "better, worse or not significant, corrected for all differences to dense", False, "accuracy"),
-    Column("random_inside_delta", "gain over random_inside", "points",
-           "difference of accuracy to random_inside, random tokens inside the network, at the same budget", True,
-           "accuracy"),
-    Column("versus_random_inside", "vs random_inside", "text",
-           "better, worse or not significant, corrected for all differences to random_inside", False, "accuracy"),
-    Column("pareto", "Pareto", "text",
-           "no: a ranked row with no more MACs is significantly more accurate", False, "accuracy"),
-    Column("sample_complexity", "N50", "samples",
-           "training samples at which half of the trials succeed; not reached: the largest number tried is too small",
-           True, "sample complexity", falling=False),
-    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "sample complexity",
-           falling=False),
-    Column("sample_complexity_loss", "N50, loss", "samples",
-           "N50 by the paper's criterion, the test loss, if the task's criterion is the test error", True,
-           "sample complexity", falling=False),
-    Column("aligned_gap", "gap", "percent",
-           "accuracy on images whose background fits the class, minus accuracy on the other images", True,
-           "spurious gap", falling=False),
-    Column("aligned_gap_reduction", "gap reduction", "points",
-           "gap of dense minus gap of the strategy, paired by seed", True, "spurious gap"),
-    Column("worst_group_accuracy", "worst group", "percent", "accuracy of the group with the lowest mean over seeds",
-           False, "spurious gap"),
-    Column("spurious_gap", "average - worst", "percent",
-           "average minus worst-group accuracy, computed for each seed", False, "spurious gap", falling=False),
-    Column("spurious_gap_reduction", "its reduction", "points",
-           "average minus worst-group accuracy: that of dense minus that of the strategy, paired by seed", True,
-           "spurious gap", tables=False),
-    Column("selection_auroc", "AUROC", "fraction", "how well scores separate relevant tokens from the others", False,
-           "accuracy"),
+    Column(
+        "accuracy_delta",
+        "gain over dense",
+        "points",
+        "difference of accuracy to dense, paired by seed",
+        True,
+        "accuracy",
+    ),
+    Column(
+        "versus_dense",
+        "vs dense",
+        "text",
+        "better, worse or not significant, corrected for all differences to dense",
+        False,
+        "accuracy",
+    ),
+    Column(
+        "random_inside_delta",
+        "gain over random_inside",
+        "points",
+        "difference of accuracy to random_inside, random tokens inside the network, at the same budget",
+        True,
+        "accuracy",
+    ),
+    Column(
+        "versus_random_inside",
+        "vs random_inside",
+        "text",
+        "better, worse or not significant, corrected for all differences to random_inside",
+        False,
+        "accuracy",
+    ),
+    Column(
+        "pareto",
+        "Pareto",
+        "text",
+        "no: a ranked row with no more MACs is significantly more accurate",
+        False,
+        "accuracy",
+    ),
+    Column(
+        "sample_complexity",
+        "N50",
+        "samples",
+        "training samples at which half of the trials succeed; not reached: the largest number tried is too small",
+        True,
+        "sample complexity",
+        falling=False,
+    ),
+    Column(
+        "sample_complexity_ratio",
+        "N50 / dense",
+        "ratio",
+        "N50 divided by that of dense",
+        True,
+        "sample complexity",
+        falling=False,
+    ),
+    Column(
+        "sample_complexity_loss",
+        "N50, loss",
+        "samples",
+        "N50 by the paper's criterion, the test loss, if the task's criterion is the test error",
+        True,
+        "sample complexity",
+        falling=False,
+    ),
+    Column(
+        "aligned_gap",
+        "gap",
+        "percent",
+        "accuracy on images whose background fits the class, minus accuracy on the other images",
+        True,
+        "spurious gap",
+        falling=False,
+    ),
+    Column(
+        "aligned_gap_reduction",
+        "gap reduction",
+        "points",
+        "gap of dense minus gap of the strategy, paired by seed",
+        True,
+        "spurious gap",
+    ),
+    Column(
+        "worst_group_accuracy",
+        "worst group",
+        "percent",
+        "accuracy of the group with the lowest mean over seeds",
+        False,
+        "spurious gap",
+    ),
+    Column(
+        "spurious_gap",
+        "average - worst",
+        "percent",
+        "average minus worst-group accuracy, computed for each seed",
+        False,
+        "spurious gap",
+        falling=False,
+    ),
+    Column(
+        "spurious_gap_reduction",
+        "its reduction",
+        "points",
+        "average minus worst-group accuracy: that of dense minus that of the strategy, paired by seed",
+        True,
+        "spurious gap",
+        tables=False,
+    ),
+    Column(
+        "selection_auroc",
+        "AUROC",
+        "fraction",
+        "how well scores separate relevant tokens from the others",
+        False,
+        "accuracy",
+    ),
     Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "accuracy"),
     Column("device", "device", "text", "cpu or the name of the GPU on which images/s were measured", False, "accuracy"),
-    Column("pareto_speed", "Pareto, speed", "text",
-           "no: a ranked row that is no slower on this device is significantly more accurate", False, "accuracy"),
+    Column(
+        "pareto_speed",
+        "Pareto, speed",
+        "text",
+        "no: a ranked row that is no slower on this device is significantly more accurate",
+        False,
+        "accuracy",
+    ),
     Column("n_seeds", "seeds", "count", "repetitions"),
     Column("checks", "checks", "text", "result of `sparsebench check` for this source and version"),
     Column("badge", "badge", "text", "badge of a submission, from its files alone: reported or rejected"),
-    Column("how", "reduction", "text",
-           "what happens to tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added to "
-           "others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)"),
-    Column("kept_accuracy", "kept accuracy", "fraction",
-           "mean accuracy over MACs / dense from the lowest budget to 1, linearly interpolated between budgets, "
-           "divided by dense's accuracy; - if the lowest budget is not reached or costs as much as the next", True),
-    Column("kept_accuracy_rank", "rank", "text",
-           "rank of the strategy by kept accuracy, which the printed table of a board over several budgets has",
-           tables=False),
-    Column("macs_at_2", "MACs at -2 points", "fraction",
-           "smallest MACs / dense down to which accuracy stays within 2 points of dense's, linearly interpolated; "
-           "not reached: the largest budget loses more; <=: the lowest budget loses less", True,
-           falling=False),
-    Column("speed_up", "speed-up", "times",
-           "images/s divided by dense's on the same seed and machine, median over seeds"),
+    Column(
+        "how",
+        "reduction",
+        "text",
+        "what happens to tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added to "
+        "others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)",
+    ),
+    Column(
+        "kept_accuracy",
+        "kept accuracy",
+        "fraction",
+        "mean accuracy over MACs / dense from the lowest budget to 1, linearly interpolated between budgets, "
+        "divided by dense's accuracy; - if the lowest budget is not reached or costs as much as the next",
+        True,
+    ),
+    Column(
+        "kept_accuracy_rank",
+        "rank",
+        "text",
+        "rank of the strategy by kept accuracy, which the printed table of a board over several budgets has",
+        tables=False,
+    ),
+    Column(
+        "macs_at_2",
+        "MACs at -2 points",
+        "fraction",
+        "smallest MACs / dense down to which accuracy stays within 2 points of dense's, linearly interpolated; "
+        "not reached: the largest budget loses more; <=: the lowest budget loses less",
+        True,
+        falling=False,
+    ),
+    Column(
+        "speed_up", "speed-up", "times", "images/s divided by dense's on the same seed and machine, median over seeds"
+    ),
     Column("p_label", "p(label)", "fraction", "mean probability of the correct class in the test"),
     Column("track", "track", "text", "scratch, frozen or tuned: how networks are trained with a strategy"),
     Column("class_folders", "class folders", "text", "rule by which class folders were numbered", tables=False),
-)  # fmt: skip
+)
 """The columns of boards, in order."""
 BY_KEY = {column.key: column for column in EVERY}
 BY_TASK = EVERY[:3]
 """The columns that only a board by task has, at its left."""
-SOMETIMES = ("sample_complexity_loss", *(column.key for column in EVERY[EVERY.index(BY_KEY["checks"]):]))  # fmt: skip
+SOMETIMES = ("sample_complexity_loss", *(column.key for column in EVERY[EVERY.index(BY_KEY["checks"]) :]))
 """Keys of columns that a board has only if a row has a value."""
 COLUMNS = tuple(column for column in EVERY[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""
@@ -155,8 +283,14 @@ SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images
 
 def column_of(kind: MetricKind) -> Column:
     """Return the column of a metric that a task declares."""
-    return Column(kind.name, kind.heading, SHOWN.get(kind.unit, "ratio"), f"{kind.what}, in {kind.unit}",
-                  part=kind.name, falling=kind.more_is_better is not False)  # fmt: skip
+    return Column(
+        kind.name,
+        kind.heading,
+        SHOWN.get(kind.unit, "ratio"),
+        f"{kind.what}, in {kind.unit}",
+        part=kind.name,
+        falling=kind.more_is_better is not False,
+    )
 
 
 def accuracy_at(budget: float) -> Column:

@@ -152,17 +152,34 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     if by:
         groups = [[setting] for setting in settings]
     else:
-        ordered = sorted(settings, key=lambda setting: (
-            setting.entries["strategy"].nunique(), len(setting.measured), setting.n_train, setting.setting,
-            setting.track,
-        ))  # fmt: skip
+        ordered = sorted(
+            settings,
+            key=lambda setting: (
+                setting.entries["strategy"].nunique(),
+                len(setting.measured),
+                setting.n_train,
+                setting.setting,
+                setting.track,
+            ),
+        )
         tasks = {setting.source: setting for setting in ordered}
         if len(tasks) > 1:
             tasks.pop(PRETRAINING, None)
-        groups = [sorted(tasks.values(), key=lambda setting: (
-            mains.index(setting.source) if setting.source in mains else len(mains), setting.has_trials,
-            -len(setting.measured), setting.source,
-        ))] if tasks else []  # fmt: skip
+        groups = (
+            [
+                sorted(
+                    tasks.values(),
+                    key=lambda setting: (
+                        mains.index(setting.source) if setting.source in mains else len(mains),
+                        setting.has_trials,
+                        -len(setting.measured),
+                        setting.source,
+                    ),
+                )
+            ]
+            if tasks
+            else []
+        )
     rankings = []
     for group in groups:
         parts = {"accuracy": group[0]}
@@ -324,9 +341,14 @@ def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
 
 
 def _compare(
-    rows: pd.DataFrame, measured: pd.Index, pairs: Pairs, judged: np.ndarray, name: str, delta: str,
+    rows: pd.DataFrame,
+    measured: pd.Index,
+    pairs: Pairs,
+    judged: np.ndarray,
+    name: str,
+    delta: str,
     references: Mapping[int, int],
-) -> None:  # fmt: skip
+) -> None:
     """Add differences to reference rows, with intervals and marks that are corrected for all of these comparisons.
 
     `references` has the position of the reference by the position of the row, both in `measured`, the index of the rows
@@ -367,11 +389,14 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     alike = Counter(line[:2] for line in labels)
     names_of_lines = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in labels}
     disposals = main.tested["how"].astype(str).groupby(main.tested["entry"])
-    rows = rows.assign(line=measured["line"].map(names_of_lines.get).astype(object), **{
-        "how": disposals.first().where(disposals.nunique() == 1, ""),
-        "speed_up": speed_ups(main.tested),
-        "p_label": over_seeds(main.tested, {"p_label": "mean"})["p_label"],
-    })  # fmt: skip
+    rows = rows.assign(
+        line=measured["line"].map(names_of_lines.get).astype(object),
+        **{
+            "how": disposals.first().where(disposals.nunique() == 1, ""),
+            "speed_up": speed_ups(main.tested),
+            "p_label": over_seeds(main.tested, {"p_label": "mean"})["p_label"],
+        },
+    )
     rows.loc[dense, "line"], rows.loc[dense, "asked"] = DENSE, 1.0
     points = rows.dropna(subset="line")
     budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
@@ -408,9 +433,12 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
     rows["kept_accuracy_rank"] = rows["line"].map(table["rank"])
     order = {
-        "not dense": table.index != DENSE, "oracle": table["kind"] == "oracle", "last": table["rank"] == NOT_RANKED,
-        "kept": -table["kept_accuracy"], "name": table.index,
-    }  # fmt: skip
+        "not dense": table.index != DENSE,
+        "oracle": table["kind"] == "oracle",
+        "last": table["rank"] == NOT_RANKED,
+        "kept": -table["kept_accuracy"],
+        "name": table.index,
+    }
     table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
     return rows, Curves(budgets, middle, table, pairs)
 

@@ -30,10 +30,13 @@ ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
-    GAP: ("Reduction of the spurious gap. The gap is the accuracy where the background fits the class minus that where "
-          "it does not.", "gap of dense minus gap of the strategy, points"),
+    GAP: (
+        "Reduction of the spurious gap. The gap is the accuracy where the background fits the class minus that where "
+        "it does not.",
+        "gap of dense minus gap of the strategy, points",
+    ),
     SAMPLES: ("Training samples until half of the trials succeed (N50); fewer are better.", "training samples"),
-}  # fmt: skip
+}
 """Title and axis label of pictures of dots."""
 REFERENCES = {
     "oracle": "oracle: knows the relevant tokens",
@@ -255,16 +258,25 @@ def dots(
             axis.xaxis.set_minor_locator(NullLocator())
         of_kind = {name: (order["kind"] == name).to_numpy() & ~dense for name in KINDS}
         for words, color, marker, which in (
-            *((*KINDS[name], which) for name, which in of_kind.items()), (DENSE, style.BLACK, "D", dense),
-        ):  # fmt: skip
+            *((*KINDS[name], which) for name, which in of_kind.items()),
+            (DENSE, style.BLACK, "D", dense),
+        ):
             if (drawn := which & reached).any():
                 axis.hlines(place[drawn], low[drawn], high[drawn], color=color, linewidth=1)
                 axis.plot(value[drawn], place[drawn], marker, color=color, label=words)
         for at in value[dense & reached]:
             axis.axvline(at, color=style.BLACK, linewidth=style.THIN, linestyle=(0, (4, 2)))
         for row in place[~reached]:
-            axis.annotate("not reached ", (1, row), xycoords=("axes fraction", "data"), color=style.DARK, ha="right",
-                          va="center", fontsize=7, bbox={"color": "white", "pad": 0})  # fmt: skip
+            axis.annotate(
+                "not reached ",
+                (1, row),
+                xycoords=("axes fraction", "data"),
+                color=style.DARK,
+                ha="right",
+                va="center",
+                fontsize=7,
+                bbox={"color": "white", "pad": 0},
+            )
         short = short_names(order["label"], style.LETTERS[width])
         axis.set_yticks(place, [plain(short[name]) for name in order["label"]])
         for row in np.flatnonzero(dense):
@@ -316,8 +328,10 @@ def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     for name, rank in over.rows["rank"].items():
         if name in curves:
             points = curves[name][::-1]
-            y, low, high = (100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
-                            for key in BY_KEY["accuracy_delta"].keys)  # fmt: skip
+            y, low, high = (
+                100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
+                for key in BY_KEY["accuracy_delta"].keys
+            )
             lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, rank_ends(rank))
     return lines
 
@@ -369,8 +383,17 @@ def _label(
     short = short_names([line.name for line in lines], letters)
     for line in lines:
         beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
-        labels.append(axis.annotate(plain(short[line.name]) + beyond, (1, 0.5), (20, 0), "axes fraction",
-                                    "offset points", va="center", annotation_clip=False))  # fmt: skip
+        labels.append(
+            axis.annotate(
+                plain(short[line.name]) + beyond,
+                (1, 0.5),
+                (20, 0),
+                "axes fraction",
+                "offset points",
+                va="center",
+                annotation_clip=False,
+            )
+        )
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     box, dpi = axis.get_window_extent(), figure.dpi
@@ -392,6 +415,7 @@ def _label(
             continue
         joint = back([(ends[place, 0], heights[place]), (x[0], heights[place]), (x[1], height), (x[2], height)])
         far = box.x1 - ends[place, 0] > 0.05 * box.width  # a solid line would look like data
-        axis.plot(*joint.T, color=look.color, linewidth=style.THIN, linestyle=(0, (1, 4)) if far else "-",
-                  clip_on=False)  # fmt: skip
+        axis.plot(
+            *joint.T, color=look.color, linewidth=style.THIN, linestyle=(0, (1, 4)) if far else "-", clip_on=False
+        )
         axis.plot(*joint[-1:].T, look.marker or "none", color=look.color, clip_on=False)

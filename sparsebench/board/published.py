@@ -54,27 +54,61 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
-FIRST = ("rank", "strategy", "budget", "sample_complexity", "aligned_gap_reduction", "accuracy", "accuracy_delta",
-         "random_inside_delta", "versus_random_inside", "sample_complexity_ratio", "macs_ratio", "how", "speed_up",
-         "checks", "badge")  # fmt: skip
+FIRST = (
+    "rank",
+    "strategy",
+    "budget",
+    "sample_complexity",
+    "aligned_gap_reduction",
+    "accuracy",
+    "accuracy_delta",
+    "random_inside_delta",
+    "versus_random_inside",
+    "sample_complexity_ratio",
+    "macs_ratio",
+    "how",
+    "speed_up",
+    "checks",
+    "badge",
+)
 """The page's first columns, beginning with those that a narrow screen has room for. Metrics that tasks declare follow.
 Other columns are shown on request."""
 TERMS = (
-    ("macs_ratio", "MACs / dense", "is the share of dense MACs that a strategy really needs, including its own "
-     "computations; it may miss the budget. Dense, the network without a strategy, is 1."),
-    ("random_inside_delta", "random_inside", "drops random tokens inside the network, at the same budget. A strategy "
-     "that is not better has not shown that its choice of tokens matters."),
-    ("oracle", "oracle", "knows which tokens are relevant. It shows what an ideal choice of tokens reaches, and is not "
-     "ranked."),
-    ("versus_random_inside", "vs random_inside", "says whether the difference is significant, corrected for all "
-     "strategies."),
-    ("kept_accuracy", "Kept accuracy", "is the mean accuracy between the lowest budget and all MACs, divided by "
-     "dense's. Ranks are by it."),
+    (
+        "macs_ratio",
+        "MACs / dense",
+        "is the share of dense MACs that a strategy really needs, including its own "
+        "computations; it may miss the budget. Dense, the network without a strategy, is 1.",
+    ),
+    (
+        "random_inside_delta",
+        "random_inside",
+        "drops random tokens inside the network, at the same budget. A strategy "
+        "that is not better has not shown that its choice of tokens matters.",
+    ),
+    (
+        "oracle",
+        "oracle",
+        "knows which tokens are relevant. It shows what an ideal choice of tokens reaches, and is not ranked.",
+    ),
+    (
+        "versus_random_inside",
+        "vs random_inside",
+        "says whether the difference is significant, corrected for all strategies.",
+    ),
+    (
+        "kept_accuracy",
+        "Kept accuracy",
+        "is the mean accuracy between the lowest budget and all MACs, divided by dense's. Ranks are by it.",
+    ),
     ("how", "Reduction", f"is {BY_KEY['how'].what}."),
     ("selection_auroc", "AUROC", "measures how well scores separate relevant tokens from the others; 0.5 is chance."),
-    ("speed_up", "Speed-up", "is images/s divided by dense's on the same machine. Fewer MACs need not make a network "
-     "faster."),
-)  # fmt: skip
+    (
+        "speed_up",
+        "Speed-up",
+        "is images/s divided by dense's on the same machine. Fewer MACs need not make a network faster.",
+    ),
+)
 """Terms that the page explains: the column or kind of strategy that it must have, the term, and the explanation."""
 WIDER = "The table is wider than the page: scroll or swipe it sideways."
 KNOWN = {column.key for column in EVERY}
@@ -82,8 +116,11 @@ SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 """The first of these that was measured sorts a table of the page."""
 DIGITS, GIGA = 6, 1e9
 TEMPLATES = Environment(
-    loader=PackageLoader("sparsebench.board", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-)  # fmt: skip
+    loader=PackageLoader("sparsebench.board", "assets"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+)
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 """Characters that JSON inside HTML escapes; json.dumps itself escapes characters beyond ASCII."""
 
@@ -121,9 +158,10 @@ def boards(folder: Path, *, new: bool = False) -> list[Path]:
         folders |= set(without_boards(folder))
     if not folders:
         raise UserError(
-            f"no board in {folder}", allowed=f"folders with {NAME} and the records behind it",
+            f"no board in {folder}",
+            allowed=f"folders with {NAME} and the records behind it",
             next_step="sparsebench run STRATEGY --out DIR makes one",
-        )  # fmt: skip
+        )
     return sorted(folders)
 
 
@@ -217,22 +255,36 @@ def page(board: Board, docs: str = "") -> bytes:
     """
     package = resources.files(__package__)
     *scripts, sheet = (Markup(package.joinpath(name).read_text("utf-8")) for name in (*SCRIPTS, STYLE))
-    policy = "; ".join([  # nothing from outside; inline only code with these hashes
-        "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(sheet)}",
-        "img-src data:", "base-uri 'none'", "form-action 'none'",
-    ])  # fmt: skip
+    policy = "; ".join(
+        [  # nothing from outside; inline only code with these hashes
+            "default-src 'none'",
+            f"script-src {' '.join(map(_hash, scripts))}",
+            f"style-src {_hash(sheet)}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
     data = data_of(board)
     keys = {column["key"] for setting in data["settings"] for column in setting["columns"]}
     rows = board.by_task.rows
     # The page begins with the settings that have several budgets, or otherwise with the main setting.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(
-        policy=policy, style=sheet, scripts=scripts, board=board, docs=docs, keys=keys | set(rows["kind"]),
+        policy=policy,
+        style=sheet,
+        scripts=scripts,
+        board=board,
+        docs=docs,
+        keys=keys | set(rows["kind"]),
         data=Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPED)),
-        first=[(ranking.setting.title, views.best(ranking)) for ranking in opening], text_of=text_of,
-        legend_of=legend_of, terms=TERMS, wider=WIDER,
+        first=[(ranking.setting.title, views.best(ranking)) for ranking in opening],
+        text_of=text_of,
+        legend_of=legend_of,
+        terms=TERMS,
+        wider=WIDER,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
-    )  # fmt: skip
+    )
     return content.encode("utf-8", "replace")  # UTF-8 has no lone surrogates
 
 
@@ -263,10 +315,11 @@ def _setting(
     headings, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
         budgets = {
-            "budgets": list(over.budgets), "middle": over.middle,
+            "budgets": list(over.budgets),
+            "middle": over.middle,
             "named": picture.main_strategies(frame, over, third_party),
             "colours": picture.named_by_default(frame, third_party),
-        }  # fmt: skip
+        }
         headings, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
         # A row for each strategy and budget, dense first, with the rank of the strategy.
         frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])
@@ -287,17 +340,22 @@ def _setting(
         "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
         "columns": [_column(column, headings.get(column.key, column.title), first) for column in columns],
-        "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
-    }  # fmt: skip
+        "keys": keys,
+        "rows": [[_value(row, key) for key in keys] for row in rows],
+    }
 
 
 def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, Any]:
     """Return the page's data of a column; `unit` selects its number format. `first` has the keys that are shown."""
     return {
-        "key": column.key, "heading": heading, "what": column.what, "unit": column.shown,
-        "interval": column.interval, "first": column.key not in KNOWN or column.key in first,
+        "key": column.key,
+        "heading": heading,
+        "what": column.what,
+        "unit": column.shown,
+        "interval": column.interval,
+        "first": column.key not in KNOWN or column.key in first,
         "falling": column.shown != "text" and column.falling,
-    }  # fmt: skip
+    }
 
 
 def _value(row: Row, key: str) -> Any:

@@ -40,9 +40,16 @@ PRETRAINING = "plain"
 SHOWN = tuple(kind for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
 """The metrics of sparsebench that have a column. Some of these columns are not plain means over seeds."""
 METRICS = (
-    *(kind.name for kind in SHOWN), "success", "success_loss", "fitted", "macs", "macs_ratio_planned", "accuracy_top5",
-    "parameters", "timed_batch",
-)  # fmt: skip
+    *(kind.name for kind in SHOWN),
+    "success",
+    "success_loss",
+    "fitted",
+    "macs",
+    "macs_ratio_planned",
+    "accuracy_top5",
+    "parameters",
+    "timed_batch",
+)
 """The metrics that the board reads, besides accuracies of groups and metrics that tasks declare."""
 ORDER = ["n_train", "repetition", "cell_id"]
 """Order of records. Floating-point sums depend on the order, and the board must not."""
@@ -64,12 +71,38 @@ ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
 """The track of records without a track."""
-LACKING = dict.fromkeys((
-    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive", "cost_model", "trained", "badge", "how", "network", *OUTCOMES[1:], GROUPS, FOREGROUNDS,
-), "") | {
-    "track": TRACK, CHECKS: UNCHECKED, "distribution": SHIPPED, "n_train": 0, "repetition": 0, ITEMS: 0,
-}  # fmt: skip
+LACKING = dict.fromkeys(
+    (
+        "cell_id",
+        "status",
+        "reason",
+        "task",
+        "model",
+        "strategy",
+        "kind",
+        "budget",
+        "setting",
+        "device",
+        "environment",
+        "inactive",
+        "cost_model",
+        "trained",
+        "badge",
+        "how",
+        "network",
+        *OUTCOMES[1:],
+        GROUPS,
+        FOREGROUNDS,
+    ),
+    "",
+) | {
+    "track": TRACK,
+    CHECKS: UNCHECKED,
+    "distribution": SHIPPED,
+    "n_train": 0,
+    "repetition": 0,
+    ITEMS: 0,
+}
 """The columns that the board reads besides metrics, with their values for a table without them."""
 NAMED = 5
 """Largest number of networks that `about` names."""
@@ -410,11 +443,18 @@ class Setting:
         n_more = more.sum(axis=1)
         no_dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
         return Common(
-            dense=no_dense, cells=has.columns[is_common], lacking=lacking.loc[:, is_common],
-            more=n_more[n_more > 0].to_dict(), fewer=fewer.index[fewer].tolist(),
-            budgets=budgets, shares=shares, more_budgets=more_budgets, fewer_budgets=fewer_budgets,
-            apart=set(apart.index[apart]), used=self._used(done, is_common, on_curve),
-        )  # fmt: skip
+            dense=no_dense,
+            cells=has.columns[is_common],
+            lacking=lacking.loc[:, is_common],
+            more=n_more[n_more > 0].to_dict(),
+            fewer=fewer.index[fewer].tolist(),
+            budgets=budgets,
+            shares=shares,
+            more_budgets=more_budgets,
+            fewer_budgets=fewer_budgets,
+            apart=set(apart.index[apart]),
+            used=self._used(done, is_common, on_curve),
+        )
 
     def _budgets(self) -> tuple[tuple[float, ...], dict[int, set[float]], dict[str, set[float]], list[str]]:
         """Return the attributes of `Common` on budgets: `budgets`, `shares`, `more_budgets` and `fewer_budgets`."""
@@ -434,9 +474,11 @@ class Setting:
             more[strategy] |= budgets & others
         fewer = sorted({strategy for (strategy, *_), budgets in run.items() if others - budgets})
         return (
-            tuple(sorted(common, reverse=True)), shares,
-            {strategy: budgets for strategy, budgets in more.items() if budgets}, fewer,
-        )  # fmt: skip
+            tuple(sorted(common, reverse=True)),
+            shares,
+            {strategy: budgets for strategy, budgets in more.items() if budgets},
+            fewer,
+        )
 
     def _used(self, done: pd.DataFrame, is_common: np.ndarray, on_curve: pd.Series) -> pd.DataFrame:
         """Return which results the board uses: common cells that all points of a curve have.
@@ -528,10 +570,14 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     """
     first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
     entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
-    entries["line"] = pd.Series([
-        (strategy, kind, besides_share(budget, share)) if strategy != DENSE and share < 1 else None
-        for strategy, kind, budget, share in entries.itertuples(index=False)
-    ], entries.index, dtype=object)  # fmt: skip
+    entries["line"] = pd.Series(
+        [
+            (strategy, kind, besides_share(budget, share)) if strategy != DENSE and share < 1 else None
+            for strategy, kind, budget, share in entries.itertuples(index=False)
+        ],
+        entries.index,
+        dtype=object,
+    )
     names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
     good, bad = frame[ok], frame[~ok]
     good.attrs = bad.attrs = {}  # pandas would copy them with each part

@@ -29,9 +29,18 @@ STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy", "told
 MINOR = ("n_train", "kind", "trained", "parameters")
 """Keys of columns that narrow terminals leave out first."""
 CLEAR = {
-    "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
+    "task",
+    "model",
+    "strategy",
+    "kind",
+    "budget",
+    "other",
+    "other_budget",
+    "device",
+    "n_seeds",
+    "track",
     "accuracy_with_gap",
-}  # fmt: skip
+}
 """Keys of columns that the legend does not explain."""
 ROOM = 12
 """Characters that a clipped text keeps at least."""
@@ -209,11 +218,24 @@ def _rules(table: Table, rows: Sequence[Row]) -> list[int]:
     return [place for place, (group, other) in enumerate(pairwise(groups), 1) if group != other]
 
 
-_LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "`": r"\textasciigrave{}",
-})  # fmt: skip
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "#": r"\#",
+        "_": r"\_",
+        "%": r"\%",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "`": r"\textasciigrave{}",
+    }
+)
 
 
 def _latex_text(text: str) -> str:
@@ -252,14 +274,26 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
     for place in reversed(_rules(table, table.rows)):
         body.insert(place, r"\midrule")
     label = [f"\\label{{{table.label}}}"] if table.label else []
-    return "\n".join([
-        r"% needs \usepackage{booktabs,graphicx}", r"\begin{table*}", r"\centering", r"\footnotesize",
-        f"\\sbox0{{\\begin{{tabular}}{{{''.join(side(column)[0] for column in columns)}}}", r"\toprule",
-        _latex_line(_latex_text(column.title) for column in columns), r"\midrule", *body, r"\bottomrule",
-        r"\end{tabular}}%",
-        r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
-        f"\\caption{{{_latex_text(caption)}}}", *label, r"\end{table*}", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs,graphicx}",
+            r"\begin{table*}",
+            r"\centering",
+            r"\footnotesize",
+            f"\\sbox0{{\\begin{{tabular}}{{{''.join(side(column)[0] for column in columns)}}}",
+            r"\toprule",
+            _latex_line(_latex_text(column.title) for column in columns),
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}%",
+            r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
+            f"\\caption{{{_latex_text(caption)}}}",
+            *label,
+            r"\end{table*}",
+            "",
+        ]
+    )
 
 
 def _latex_line(cells: Iterable[str]) -> str:

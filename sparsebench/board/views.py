@@ -60,17 +60,25 @@ TRIALS = (
 """Columns of the separate tables of gaps and trials below a board over several budgets."""
 BEST = (
     Column("budget", "MACs / dense", "text", ""),
-    Column("best", "most accurate", "text",
-           f"without baselines and strategies that spend over {TOLERANCE:.0%} more than the budget; - if none is left"),
+    Column(
+        "best",
+        "most accurate",
+        "text",
+        f"without baselines and strategies that spend over {TOLERANCE:.0%} more than the budget; - if none is left",
+    ),
     BY_KEY["accuracy"]._replace(what="", interval=False),
     BY_KEY["accuracy_delta"]._replace(what=""),
-    Column("random", "random_inside", "percent",
-           "accuracy if random tokens are dropped inside the network, at the same budget; all other columns are of the "
-           "most accurate strategy, with gains computed before rounding"),
+    Column(
+        "random",
+        "random_inside",
+        "percent",
+        "accuracy if random tokens are dropped inside the network, at the same budget; all other columns are of the "
+        "most accurate strategy, with gains computed before rounding",
+    ),
     BY_KEY["random_inside_delta"]._replace(what=""),
     BY_KEY["speed_up"],
     Column("equal", "statistically tied with it", "text", ""),
-)  # fmt: skip
+)
 """Columns of the table of the best strategies at each budget."""
 PAPER = (
     *(column._replace(tables=False) for column in (*BY_TASK, BY_KEY["strategy"], BY_KEY["budget"])),
@@ -94,14 +102,22 @@ PAIRS = (
     Column("other_budget", "its budget", "text", "budget of the other strategy"),
     Column("difference", "difference", "points", "difference of their accuracies, mean over common seeds", True),
     Column("p", "p", "p", "larger of p items and p seeds, corrected by Holm's method for all pairs of the task"),
-    Column("p_items", "p items", "p",
-           "would these networks differ on other items? McNemar's exact test unless items share foregrounds"),
+    Column(
+        "p_items",
+        "p items",
+        "p",
+        "would these networks differ on other items? McNemar's exact test unless items share foregrounds",
+    ),
     Column("p_seeds", "p seeds", "p", "would networks of other seeds differ on other items? Student's t"),
-    Column("overdispersion", "overdispersion", "ratio",
-           "variance over seeds divided by the variance that items explain, pooled over all rows"),
+    Column(
+        "overdispersion",
+        "overdispersion",
+        "ratio",
+        "variance over seeds divided by the variance that items explain, pooled over all rows",
+    ),
     Column("told", "differs", "text", "yes if p is 0.05 or less: the difference is significant"),
     Column("n_seeds", "seeds", "count", "common repetitions"),
-)  # fmt: skip
+)
 MATCHED = (
     Column("matched", "matched", "text", "what the rows have in common: cost or accuracy"),
     Column("task", "task", "text", "name of the task"),
@@ -116,8 +132,21 @@ SIDES = ("strategy", "other")
 """Keys of the strategies of a row."""
 LEFT_OUT = "rows of other strategies are left out; ranks and significance are those of the whole board"
 TIMES = "speed.jsonl"
-MEASURED = ("network", "strategy", "budget", "mode", "precision", "device", "batch", "macs", "macs_ratio", "latency",
-            "images_per_s", "speed_up", "memory")  # fmt: skip
+MEASURED = (
+    "network",
+    "strategy",
+    "budget",
+    "mode",
+    "precision",
+    "device",
+    "batch",
+    "macs",
+    "macs_ratio",
+    "latency",
+    "images_per_s",
+    "speed_up",
+    "memory",
+)
 """The file that `sparsebench speed` writes, and the columns that are read from it."""
 TIMED = (
     *PAPER,
@@ -167,10 +196,15 @@ def best(ranking: Ranking, title: str = "") -> Table:
         first, *others = sorted(
             (ranked[i] for k, i in enumerate(places) if not better[:, k].any()), key=lambda row: -row["accuracy"]
         ) or [{}]
-        rows.append({
-            **first, "budget": label or f"{-share:g}", "random": random.get((share, label)),
-            "best": first.get("strategy"), "equal": few([row["strategy"] for row in others], TIED),
-        })  # fmt: skip
+        rows.append(
+            {
+                **first,
+                "budget": label or f"{-share:g}",
+                "random": random.get((share, label)),
+                "best": first.get("strategy"),
+                "equal": few([row["strategy"] for row in others], TIED),
+            }
+        )
     where = ", ".join(["on the same machine", *sorted({row["device"] for row in every} - {None})])
     speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
     columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
@@ -297,13 +331,20 @@ def _pairs(ranking: Ranking) -> pd.DataFrame:
         key: getattr(ranking.pairs, key)[i, j] for key in ("p", "p_items", "p_seeds", "overdispersion", "n_seeds")
     }
     strategy, budget = (ranking.rows[name].to_numpy() for name in ("strategy", "budget"))
-    return pd.DataFrame({
-        "task": ranking.task, "strategy": strategy[i], "budget": budget[i],
-        "other": strategy[j], "other_budget": budget[j],
-        "difference": mean, "difference_low": np.maximum(mean - half, -1),
-        "difference_high": np.minimum(mean + half, 1), **numbers,
-        "told": np.where(ranking.pairs.better()[i, j], "yes", "no"),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "task": ranking.task,
+            "strategy": strategy[i],
+            "budget": budget[i],
+            "other": strategy[j],
+            "other_budget": budget[j],
+            "difference": mean,
+            "difference_low": np.maximum(mean - half, -1),
+            "difference_high": np.minimum(mean + half, 1),
+            **numbers,
+            "told": np.where(ranking.pairs.better()[i, j], "yes", "no"),
+        }
+    )
 
 
 def matched(rankings: Iterable[Ranking]) -> Table:
@@ -436,9 +477,10 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Se
             times = pd.read_json(speed / TIMES, lines=True, dtype=False)[list(MEASURED)]
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"{speed / TIMES} cannot be read", got=reason_of(error),
+                f"{speed / TIMES} cannot be read",
+                got=reason_of(error),
                 next_step="give a folder that sparsebench speed has written, or measure again with it",
-            ) from error  # fmt: skip
+            ) from error
         times = times[(times["mode"] == "eager") & times["latency"].notna()]
     tables = [_paper_of(ranking, times, speed) for ranking in rankings]
     notes = []
@@ -498,18 +540,28 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
     words = dict.fromkeys(f"{setting.task} {setting.model} {network} {setting.largest or ''}".lower().split())
     label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
     return Table(
-        dicts(rows), columns, above=plain(above, 500), legend=[plain(line, 500) for line in legend], group="group",
-        label=f"tab:{label}", bold="the best of a budget" if rows["accuracy_best"].any() else "",
-    )  # fmt: skip
+        dicts(rows),
+        columns,
+        above=plain(above, 500),
+        legend=[plain(line, 500) for line in legend],
+        group="group",
+        label=f"tab:{label}",
+        bold="the best of a budget" if rows["accuracy_best"].any() else "",
+    )
 
 
 def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
     """Return the rows in order. `group` is the budget, and `accuracy_best` marks the best rows of a budget."""
     tested, setting, is_dense = ranking.setting.tested, ranking.setting, ranking.rows["strategy"] == DENSE
-    rows = ranking.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
-        **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
-        "speed_up": speed_ups(tested),
-    })  # fmt: skip
+    rows = ranking.rows.assign(
+        task=setting.task,
+        model=setting.model,
+        n_train=setting.largest,
+        **{
+            **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
+            "speed_up": speed_ups(tested),
+        },
+    )
     rows.loc[is_dense, list(BY_KEY["accuracy_delta"].keys)] = np.nan
     shares = setting.entries.loc[rows.index, "asked"]
     names = rows["budget"].mask(is_dense, DENSE)

@@ -84,10 +84,26 @@ def main() -> None:
 
 
 for command in (
-    run.run, run.status, listing.list_, listing.show, listing.data, listing.env, look.show_tokens, look.compare,
-    look.speed, leaderboard.leaderboard, papers.reproduce, papers.claims, check.new, check.check, publish.submit,
-    publish.verify, publish.merge, publish.export, publish.observe,
-):  # fmt: skip
+    run.run,
+    run.status,
+    listing.list_,
+    listing.show,
+    listing.data,
+    listing.env,
+    look.show_tokens,
+    look.compare,
+    look.speed,
+    leaderboard.leaderboard,
+    papers.reproduce,
+    papers.claims,
+    check.new,
+    check.check,
+    publish.submit,
+    publish.verify,
+    publish.merge,
+    publish.export,
+    publish.observe,
+):
     command.epilog = f"Example:  {EXAMPLES[str(command.name)]}"
     main.add_command(command)
 

@@ -161,8 +161,12 @@ def _brought_by(file: Path) -> list[tuple[str, Any]]:
 def _named(name: str) -> list[tuple[str, Any]]:
     """Return the kinds and classes of a name; none if it names a suite."""
     registry = Registry()
-    classes = {"strategy": [entry.cls for entry in registry.strategies()], "task": registry.tasks(),
-               "model": registry.models(), "observer": registry.observers()}  # fmt: skip
+    classes = {
+        "strategy": [entry.cls for entry in registry.strategies()],
+        "task": registry.tasks(),
+        "model": registry.models(),
+        "observer": registry.observers(),
+    }
     catalogue = [(kind, cls) for kind, of_kind in classes.items() for cls in of_kind]
     shown = [(kind, cls) for kind, cls in catalogue if cls.name == name]
     names = {*suites.names(), *(cls.name for _, cls in catalogue)}
@@ -263,11 +267,20 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
             except UserError as error:
                 state, note = "corrupt", str(error)
         place, fetched = [str(root / place) for place in entry.places], entry.megabytes > 0
-        rows.append({
-            "name": entry.name, "for": list(entry.uses), "state": state, "note": note, "pictures": entry.pictures,
-            "place": place, "source": entry.source, "fetched": fetched, "licence": entry.licence,
-            "citation": entry.citation,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": entry.name,
+                "for": list(entry.uses),
+                "state": state,
+                "note": note,
+                "pictures": entry.pictures,
+                "place": place,
+                "source": entry.source,
+                "fetched": fetched,
+                "licence": entry.licence,
+                "citation": entry.citation,
+            }
+        )
     return rows
 
 

@@ -151,9 +151,14 @@ def compare(
     help="Mode of the networks. Repeatable. [both]",
 )
 @click.option(
-    "--precision", "precisions", type=click.Choice(["float32", "bfloat16", "float16"]), multiple=True,
-    default=("float32",), show_default=True, help="Half precision uses autocast. Repeatable.",
-)  # fmt: skip
+    "--precision",
+    "precisions",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    multiple=True,
+    default=("float32",),
+    show_default=True,
+    help="Half precision uses autocast. Repeatable.",
+)
 @click.option(
     "--rounds", type=click.IntRange(2), default=20, show_default=True, help="Number of timed calls of each network."
 )
@@ -162,9 +167,14 @@ def compare(
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
 @click.option("--out", type=PATH, default="sparsebench-speed", show_default=True)
 def speed(
-    models: str, strategies: tuple[str, ...], out: Path, device: str, weights: Path | None, weights_key: str,
+    models: str,
+    strategies: tuple[str, ...],
+    out: Path,
+    device: str,
+    weights: Path | None,
+    weights_key: str,
     **settings: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Measure the speed of timm models with strategies.
 
     MODEL is timm:NAME. Dense and sparse networks are measured in turn. The dense network is measured twice in each
@@ -209,11 +219,20 @@ def _cells(row: Row) -> dict[str, str]:
         return "" if value is None else format(value * scale, form)
 
     return {
-        "strategy": row.strategy, "budget": row.budget, "mode": row.mode, "precision": row.precision,
-        "batch": str(row.batch), "ms": text(row.latency, 1000), "p95 ms": text(row.latency_p95, 1000),
-        "images/s": text(row.images_per_s, 1, ".1f"), "speed-up": text(row.speed_up),
-        "over compiled": text(row.speed_up_compiled), "MACs/dense": text(row.macs_ratio, 1, ".3f"),
-        "share": text(row.share), "choice ms": text(row.choice, 1000), "memory MB": text(row.memory, 1e-6, ".0f"),
+        "strategy": row.strategy,
+        "budget": row.budget,
+        "mode": row.mode,
+        "precision": row.precision,
+        "batch": str(row.batch),
+        "ms": text(row.latency, 1000),
+        "p95 ms": text(row.latency_p95, 1000),
+        "images/s": text(row.images_per_s, 1, ".1f"),
+        "speed-up": text(row.speed_up),
+        "over compiled": text(row.speed_up_compiled),
+        "MACs/dense": text(row.macs_ratio, 1, ".3f"),
+        "share": text(row.share),
+        "choice ms": text(row.choice, 1000),
+        "memory MB": text(row.memory, 1e-6, ".0f"),
         "A/A": text(row.spread, 100, ".1f") + " %" * (row.spread is not None),
         "marks": row.problem or ", ".join(row.marks),
-    }  # fmt: skip
+    }

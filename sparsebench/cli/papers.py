@@ -24,10 +24,12 @@ class _Reproduce(click.Command):
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the papers with their presets and figures, and the example."""
         with formatter.section("Papers"):
-            formatter.write_dl([
-                (name, f"{paper.title} Presets: {', '.join(paper.presets)}. Figures: {', '.join(paper.figures)}.")
-                for name, paper in Registry().papers().items()
-            ])  # fmt: skip
+            formatter.write_dl(
+                [
+                    (name, f"{paper.title} Presets: {', '.join(paper.presets)}. Figures: {', '.join(paper.figures)}.")
+                    for name, paper in Registry().papers().items()
+                ]
+            )
         super().format_epilog(context, formatter)
 
 
@@ -35,9 +37,7 @@ class _Reproduce(click.Command):
 @click.argument("name", metavar="PAPER")
 @click.option("--figure", "figures", multiple=True, metavar="FIGURE", help="Only this figure. Repeatable.")
 @click.option("--preset", help="Number and size of the trials.  [default: default, or else the smallest]")
-@click.option(
-    "--out", type=PATH, help="Folder for records, figures and verdicts.  [default: sparsebench-PAPER-PRESET]"
-)  # fmt: skip
+@click.option("--out", type=PATH, help="Folder for records, figures and verdicts.  [default: sparsebench-PAPER-PRESET]")
 @options("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit", *PICTURES, "shard", *PLACE)
 def reproduce(
     name: str, figures: tuple[str, ...], preset: str | None, out: Path | None, dry_run: bool, **values: Any

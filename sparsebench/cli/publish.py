@@ -45,9 +45,14 @@ SHOWN = 5
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
 @options("weights", "weights_key", "networks", *PICTURES)
 def verify(
-    path: Path, replay: str | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
+    path: Path,
+    replay: str | None,
+    replay_seed: int | None,
+    device: str,
+    yes: bool,
+    as_json: bool,
     **files: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Check each submission below PATH and give it a badge.
 
     \b
@@ -188,9 +193,15 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 @click.option("--learned", metavar="FILE.safetensors", type=PATH, help="Tensors that the strategy has learned.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Batch size of the exported network.")
 def export(
-    what: str | None, form: str, out: Path | None, plugin: str | None, weights: Path | None, weights_key: str,
-    learned: Path | None, batch: int,
-) -> None:  # fmt: skip
+    what: str | None,
+    form: str,
+    out: Path | None,
+    plugin: str | None,
+    weights: Path | None,
+    weights_key: str,
+    learned: Path | None,
+    batch: int,
+) -> None:
     """Export the records of a run, or a network with a strategy.
 
     With a FOLDER, writes one row per record. docs/reference/records.md describes the columns of csv and parquet; jsonl

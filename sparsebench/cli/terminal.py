@@ -119,13 +119,17 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a table to a command, which gets them as one argument `choice`."""
 
     @click.option(
-        "--wide", is_flag=True,
+        "--wide",
+        is_flag=True,
         help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
-    )  # fmt: skip
+    )
     @click.option(
-        "--columns", multiple=True, callback=joined, metavar="NAME[,NAME...]",
+        "--columns",
+        multiple=True,
+        callback=joined,
+        metavar="NAME[,NAME...]",
         help="Show only these columns; an unknown name lists all names.",
-    )  # fmt: skip
+    )
     @wraps(command)
     def with_choice(*args: Any, wide: bool, columns: str | None, **options: Any) -> Any:
         names = tuple(name.strip() for name in columns.split(",")) if columns else ()
@@ -135,9 +139,10 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 notes: Callable[[Any], Any] = click.option(
-    "--notes", is_flag=True,
+    "--notes",
+    is_flag=True,
     help="Also show technical notes, such as step limits and detectable differences. [only in files]",
-)  # fmt: skip
+)
 output: Callable[[Any], Any] = click.option(
     "-o", "--output", metavar="FILE", type=PATH, help="File to write. [standard output]"
 )

@@ -175,9 +175,10 @@ def strategy_of(
         settings = settings_of(strategy, Registry(), more=options)
         if len(settings) != 1:
             raise UserError(
-                "a network takes one strategy at one budget", got=f"'{strategy}', which is {len(settings)}",
+                "a network takes one strategy at one budget",
+                got=f"'{strategy}', which is {len(settings)}",
                 next_step="name one, or give its class",
-            )  # fmt: skip
+            )
         ((instance, budget),), name = settings, spec.name
         keys |= set(spec.params) & set(BUDGET_KEYS)
     else:
@@ -187,8 +188,9 @@ def strategy_of(
                 raise UserError(
                     f"'{instance.name}' is an instance, so its parameters are fixed",
                     got=", ".join(f"{key}={options[key]}" for key in names),
-                    allowed=BUDGET_KEYS, next_step="give the parameters when you create it",
-                )  # fmt: skip
+                    allowed=BUDGET_KEYS,
+                    next_step="give the parameters when you create it",
+                )
         elif problem := complaint(strategy):
             raise UserError(problem, next_step="give a name, as in 'tome:per_block=13', or a strategy")
         else:
@@ -234,9 +236,10 @@ def _check_model(model: Any) -> None:
     if wrong := sorted(str(dtype) for dtype in dtypes - {torch.float32, torch.float64}):
         raise UserError(
             "weights in half precision: scores would have ties, and tokens would be merged in half precision",
-            got=wrong[0].removeprefix("torch."), allowed="float32 or float64",
+            got=wrong[0].removeprefix("torch."),
+            allowed="float32 or float64",
             next_step="call model.float(), and use torch.autocast",
-        )  # fmt: skip
+        )
 
 
 def _check_pixels(channels: int, **statistics: float | Sequence[float] | None) -> None:
@@ -244,9 +247,10 @@ def _check_pixels(channels: int, **statistics: float | Sequence[float] | None) -
     for name, values in statistics.items():
         if isinstance(values, Sequence) and len(values) not in (1, channels):
             raise UserError(
-                f"{name} of the pixel normalisation", got=f"{len(values)} numbers",
+                f"{name} of the pixel normalisation",
+                got=f"{len(values)} numbers",
                 allowed=" or ".join(map(str, sorted({1, channels}))) + ", one per channel",
-            )  # fmt: skip
+            )
 
 
 def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:
@@ -269,9 +273,10 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
     if names not in allowed:
         need = f"needs about {strategy.fit_images} training images" if strategy.fits() else "needs no images"
         raise UserError(
-            f"'{name}' {need}", got=" and ".join(names) or "neither images nor learned",
+            f"'{name}' {need}",
+            got=" and ".join(names) or "neither images nor learned",
             allowed=" or ".join(" and ".join(words) or "neither images nor learned" for words in allowed),
-        )  # fmt: skip
+        )
 
 
 def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
@@ -285,8 +290,9 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
     except RuntimeError as error:
         raise UserError(
             f"{path.name} does not have the weights of '{actor.strategy.name}' at this budget",
-            got=one_line(error)[:200], allowed=f"{len(modules.state_dict())} weights whose names begin with {start}",
-        ) from error  # fmt: skip
+            got=one_line(error)[:200],
+            allowed=f"{len(modules.state_dict())} weights whose names begin with {start}",
+        ) from error
 
 
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
@@ -302,13 +308,17 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
         allowed = f"(n, {', '.join(map(str, shape[1:]))}), n >= 1, finite {weight.dtype}, normalised as for the network"
         raise UserError("training images", got=describe(images), allowed=allowed)
     if labels is not None and (
-        not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,)
-        or int(labels.min()) < 0 or int(labels.max()) >= classes
-    ):  # fmt: skip
+        not isinstance(labels, Tensor)
+        or labels.dtype != torch.int64
+        or tuple(labels.shape) != (n,)
+        or int(labels.min()) < 0
+        or int(labels.max()) >= classes
+    ):
         raise UserError(
-            "labels of the training images", got=describe(labels),
+            "labels of the training images",
+            got=describe(labels),
             allowed=f"({n},) torch.int64, classes of the network, 0..{classes - 1}",
-        )  # fmt: skip
+        )
     inputs = network.restore(images.to(weight.device))
     targets = None if labels is None else labels.to(weight.device)
     recipe = Recipe("cross-entropy", "adamw", 0.0, 0, epochs=0, steps=0)

@@ -152,8 +152,9 @@ def _load_strategy(job: Job, registry: Registry) -> Strategy:
     if strategy.trained:
         raise UserError(
             f"strategy '{strategy.name}' is trained together with its network, but compare uses a network that was "
-            "trained without a strategy", next_step="look at its choices with: sparsebench show-tokens",
-        )  # fmt: skip
+            "trained without a strategy",
+            next_step="look at its choices with: sparsebench show-tokens",
+        )
     return strategy
 
 
@@ -192,15 +193,20 @@ def rows(comparison: Comparison) -> list[Row]:
     for block, (a, b) in comparison.stages.items():
         correlation = rank_correlation(a.scores, b.scores) if a.scored and b.scored else np.empty(0)
         shares = [None if mask is None else quality(choice.kept, choice.scores, mask)[1] for choice in (a, b)]
-        table.append({
-            "block": block, "end": block == max(comparison.stages),
-            "kept_a": float(a.kept.sum(axis=1).mean()), "kept_b": float(b.kept.sum(axis=1).mean()),
-            **_interval("iou", iou(a.kept, b.kept)),
-            "iou_expected": _interval("iou", expected_iou(a.kept, b.kept))["iou"],
-            **_interval("rank_correlation", correlation),
-            "rank_correlation_n": int((~np.isnan(correlation)).sum()),
-            "relevant_kept_a": shares[0], "relevant_kept_b": shares[1],
-        })  # fmt: skip
+        table.append(
+            {
+                "block": block,
+                "end": block == max(comparison.stages),
+                "kept_a": float(a.kept.sum(axis=1).mean()),
+                "kept_b": float(b.kept.sum(axis=1).mean()),
+                **_interval("iou", iou(a.kept, b.kept)),
+                "iou_expected": _interval("iou", expected_iou(a.kept, b.kept))["iou"],
+                **_interval("rank_correlation", correlation),
+                "rank_correlation_n": int((~np.isnan(correlation)).sum()),
+                "relevant_kept_a": shares[0],
+                "relevant_kept_b": shares[1],
+            }
+        )
     return table
 
 
@@ -234,9 +240,12 @@ def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
     lines += _names(comparison)
     body = [_cells(row) for row in rows(comparison)]
     table = tabulate(
-        body, headers="keys", tablefmt="pipe" if markdown else "simple", disable_numparse=True,
+        body,
+        headers="keys",
+        tablefmt="pipe" if markdown else "simple",
+        disable_numparse=True,
         colalign=["right"] * len(body[0]),
-    )  # fmt: skip
+    )
     return "\n\n".join(["  \n".join(lines) if markdown else "\n".join(lines), table, LEGEND]) + "\n"
 
 
@@ -247,9 +256,12 @@ def _names(comparison: Comparison) -> list[str]:
 def _cells(row: Row) -> Row:
     cells = {
         "after block": f"{row['block']}, the end" if row["end"] else str(row["block"]),
-        "A keeps": f"{row['kept_a']:.4g}", "B keeps": f"{row['kept_b']:.4g}", "IoU": _number(row, "iou"),
-        "chance": _number(row, "iou_expected"), "rank correlation": _number(row, "rank_correlation"),
-    }  # fmt: skip
+        "A keeps": f"{row['kept_a']:.4g}",
+        "B keeps": f"{row['kept_b']:.4g}",
+        "IoU": _number(row, "iou"),
+        "chance": _number(row, "iou_expected"),
+        "rank correlation": _number(row, "rank_correlation"),
+    }
     if row["relevant_kept_a"] is not None:
         cells |= {f"relevant kept by {side}": f"{row[f'relevant_kept_{side.lower()}']:.3f}" for side in "AB"}
     return cells

@@ -54,9 +54,10 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
     except Exception as error:  # torch raises many types of errors
         path.unlink(missing_ok=True)
         raise UserError(
-            f"'{sparse.spec}' cannot be exported as {path.suffix}", got=first_cause(error),
+            f"'{sparse.spec}' cannot be exported as {path.suffix}",
+            got=first_cause(error),
             next_step=f"use another strategy, or the other of {', '.join(FORMS)}",
-        ) from error  # fmt: skip
+        ) from error
     return path
 
 
@@ -81,9 +82,10 @@ def _check(sparse: SparseModel, path: Path, batch: int) -> None:
     libraries = ("onnx", "onnxscript") if path.suffix == ".onnx" else ()
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
         raise UserError(
-            f"ONNX files need {', '.join(missing)}", got="not installed",
+            f"ONNX files need {', '.join(missing)}",
+            got="not installed",
             next_step="pip install 'sparsebench[export]', or write a .pt2 file",
-        )  # fmt: skip
+        )
     if path.exists():
         raise UserError(f"{path} already exists", next_step="give another name")
     if not path.parent.is_dir():

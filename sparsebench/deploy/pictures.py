@@ -75,9 +75,10 @@ class Trainer:
         }
         if len(settings) > 1:
             raise UserError(
-                "only one task with one model is possible here", got=f"{len(settings)} of them",
+                "only one task with one model is possible here",
+                got=f"{len(settings)} of them",
                 next_step="give their parameters with --task and --model, and one file of weights",
-            )  # fmt: skip
+            )
         task = registry.task(plan.jobs[-1].cell.task.name)
         if pictures and task.inputs != "images":
             allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
@@ -152,9 +153,14 @@ def scene(cell: Prepared, rows: np.ndarray) -> Scene:
     relevant = None if share is None else share[torch.from_numpy(rows)].cpu().numpy() > 0
     setting = cell.cell
     return Scene(
-        f"{setting.task.name}, {setting.model.name}, {setting.n_train} training samples", grid, pictures,
-        matters(test, rows, relevant, grid), [names[kind] for kind in kinds[rows]], test.labels[rows], data.classes,
-    )  # fmt: skip
+        f"{setting.task.name}, {setting.model.name}, {setting.n_train} training samples",
+        grid,
+        pictures,
+        matters(test, rows, relevant, grid),
+        [names[kind] for kind in kinds[rows]],
+        test.labels[rows],
+        data.classes,
+    )
 
 
 def spread(data: Data, n: int) -> np.ndarray:
@@ -183,8 +189,10 @@ def matters(split: Split, rows: np.ndarray, relevant: np.ndarray | None, grid: t
         patches = relevant.reshape(len(rows), *grid)
         return patches.repeat(height // grid[0], axis=1).repeat(width // grid[1], axis=2)
     top, left, tall, wide = split.boxes[rows].T[:, :, None]
-    inside = [(low <= np.arange(length)) & (np.arange(length) < low + size)
-              for low, size, length in ((top, tall, height), (left, wide, width))]  # fmt: skip
+    inside = [
+        (low <= np.arange(length)) & (np.arange(length) < low + size)
+        for low, size, length in ((top, tall, height), (left, wide, width))
+    ]
     return inside[0][:, :, None] & inside[1][:, None, :]
 
 

@@ -116,9 +116,11 @@ class SparseModel(nn.Module):
                 f"(B, {', '.join(map(str, size))}) {weight.dtype} on {weight.device}, normalised as for the network"
             )
             raise UserError(
-                "pixels", got=describe(x), allowed=allowed,
+                "pixels",
+                got=describe(x),
+                allowed=allowed,
                 next_step="resize them, call .to(), or create the network with img_size=... and in_chans=...",
-            )  # fmt: skip
+            )
 
     def progress(self, done: float) -> float:
         """Tell the strategy the finished share of the training; EViT, for example, changes its keep rate with it.
@@ -171,9 +173,11 @@ class SparseModel(nn.Module):
         """
         if teacher is not None and not isinstance(teacher, ModelOutputs):
             raise UserError(
-                "the teacher's outputs", got=type(teacher).__name__, allowed="ModelOutputs(logits, tokens)",
+                "the teacher's outputs",
+                got=type(teacher).__name__,
+                allowed="ModelOutputs(logits, tokens)",
                 next_step="or call sparse.teach(model): they are then computed in each call",
-            )  # fmt: skip
+            )
         weight = next(self.model.parameters())
         if not (self._actor.strategy.has_loss and self._actor.acts):
             return weight.new_zeros(())
@@ -287,9 +291,11 @@ def _facts(model: Any) -> dict[str, Any]:
     """Return the properties of a timm model on which a strategy's token counts depend."""
     embed = model.patch_embed
     return {
-        "patches": tuple(embed.grid_size), "pixels of a patch": tuple(embed.patch_size),
-        "class tokens": model.num_prefix_tokens, "blocks": len(model.blocks),
-    }  # fmt: skip
+        "patches": tuple(embed.grid_size),
+        "pixels of a patch": tuple(embed.patch_size),
+        "class tokens": model.num_prefix_tokens,
+        "blocks": len(model.blocks),
+    }
 
 
 def _plain_names(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

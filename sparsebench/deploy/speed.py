@@ -138,9 +138,15 @@ class _Runner:
 
 
 def measure(
-    models: Mapping[str, nn.Module], strategies: Sequence[str], *, batches: Sequence[int] = (1, 8, 32),
-    modes: Sequence[str] = MODES, precisions: Sequence[str] = ("float32",), rounds: int = 20, device: str = "cpu",
-) -> Iterator[Row]:  # fmt: skip
+    models: Mapping[str, nn.Module],
+    strategies: Sequence[str],
+    *,
+    batches: Sequence[int] = (1, 8, 32),
+    modes: Sequence[str] = MODES,
+    precisions: Sequence[str] = ("float32",),
+    rounds: int = 20,
+    device: str = "cpu",
+) -> Iterator[Row]:
     """Return an iterator that measures and yields a row for each network, strategy, mode, precision and batch size.
 
     The dense network is always measured in both modes. If a network does not fit in memory, or cannot be compiled, the
@@ -277,16 +283,32 @@ def _row(name: str, precision: str, batch: int, device: str, runner: _Runner, ru
     if not runner.problem:
         latency, itself = statistics.median(runner.seconds), _ratio(*dense[runner.mode])
         times = {
-            "latency": latency, "latency_p95": float(np.percentile(runner.seconds, 95, method="higher")),
-            "images_per_s": batch / latency, "speed_up": _ratio(dense["eager"][0], runner),
+            "latency": latency,
+            "latency_p95": float(np.percentile(runner.seconds, 95, method="higher")),
+            "images_per_s": batch / latency,
+            "speed_up": _ratio(dense["eager"][0], runner),
             "speed_up_compiled": _ratio(dense["compiled"][0], runner),
-            "spread": None if itself is None else abs(itself - 1), "drift": _drift(dense["eager"][0], runner),
-        }  # fmt: skip
+            "spread": None if itself is None else abs(itself - 1),
+            "drift": _drift(dense["eager"][0], runner),
+        }
     return Row(
-        name, title, budget, runner.mode, precision, batch, machine, network._network.pixels[1], parameters,
-        network.macs, network.macs_ratio, network.tokens[-1], choice=runner.choice, memory=runner.memory,
-        problem=runner.problem, **times,
-    )  # fmt: skip
+        name,
+        title,
+        budget,
+        runner.mode,
+        precision,
+        batch,
+        machine,
+        network._network.pixels[1],
+        parameters,
+        network.macs,
+        network.macs_ratio,
+        network.tokens[-1],
+        choice=runner.choice,
+        memory=runner.memory,
+        problem=runner.problem,
+        **times,
+    )
 
 
 def _ratio(over: _Runner, under: _Runner) -> float | None:
@@ -356,14 +378,18 @@ def timm_csv(rows: Iterable[Row]) -> str:
 
     table = [
         {
-            "model": f"{row.network}+{row.label}+{row.mode}+{row.precision}", "infer_img_size": row.image,
+            "model": f"{row.network}+{row.label}+{row.mode}+{row.precision}",
+            "infer_img_size": row.image,
             "infer_samples_per_sec": round(row.batch / row.latency, 2),
-            "infer_step_time": round(1000 * row.latency, 3), "infer_batch_size": row.batch,
-            "param_count": round(row.parameters / 1e6, 2), "infer_gmacs": round(row.macs / 1e9, 2), "infer_macts": "",
+            "infer_step_time": round(1000 * row.latency, 3),
+            "infer_batch_size": row.batch,
+            "param_count": round(row.parameters / 1e6, 2),
+            "infer_gmacs": round(row.macs / 1e9, 2),
+            "infer_macts": "",
         }
         for row in rows
         if row.latency is not None
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(table).to_csv(index=False, lineterminator="\n")
 
 

@@ -76,8 +76,9 @@ def create_vit(
         if is_external(name) and isinstance(error, KeyError) and error.args == ("architecture",):
             raise UserError(
                 f"timm cannot build '{name}': its config.json names no architecture of timm, as in a folder of the "
-                "transformers library", next_step=SAME_IN_TIMM,
-            ) from error  # fmt: skip
+                "transformers library",
+                next_step=SAME_IN_TIMM,
+            ) from error
         problem = f"timm cannot build '{name}' for {height} x {width} pixels"
         raise UserError(f"{problem}: {reason_of(error)}") from error
     refuse(vit)
@@ -221,8 +222,9 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
     if whole:
         raise UserError(
             f"{path.name} holds numbers of type {str(state[whole[0]].dtype).removeprefix('torch.')}, in {few(whole)}",
-            allowed="real numbers, as of float32, float16 or bfloat16", next_step="give weights that are not quantized",
-        )  # fmt: skip
+            allowed="real numbers, as of float32, float16 or bfloat16",
+            next_step="give weights that are not quantized",
+        )
     if bad := [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]:
         raise UserError(f"{path.name} holds numbers that are not finite, in {few(bad)}")
     return state, fits
@@ -325,8 +327,9 @@ def read_weights(path: Path, key: str = "") -> Weights:
         names = ", ".join(place or "the file itself" for place in sorted(states))
         raise UserError(
             f"{path.name} holds no weights under '{key}'" if key else f"{path.name} holds several state dicts",
-            got=names, next_step="name one with --weights-key",
-        )  # fmt: skip
+            got=names,
+            next_step="name one with --weights-key",
+        )
     parts = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in selection}
     state = {".".join(parts[name]): value for name, value in selection.items() if name != AVERAGED}
     if odd := [name for name, x in state.items() if x.is_meta or x.layout != torch.strided]:
@@ -363,9 +366,10 @@ def content_of(path: Path) -> Any:
 def _no_weights(path: Path, got: str) -> UserError:
     kind = "with only weights" if got else "of torch.save: it is damaged, or another kind of file, such as TorchScript"
     return UserError(
-        f"{path.name} is not a checkpoint {kind}", got=got or None,
+        f"{path.name} is not a checkpoint {kind}",
+        got=got or None,
         next_step="save only model.state_dict(), with safetensors.torch.save_file or torch.save",
-    )  # fmt: skip
+    )
 
 
 def _states(content: Any, place: str = "") -> dict[str, dict[str, Tensor]]:

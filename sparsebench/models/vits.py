@@ -56,9 +56,10 @@ class _Deep(Model):
         if bound is not None and bound != patch:
             raise UserError(
                 f"{self.name}: the model must have the patches of the task, for which relevance is known",
-                got=f"patch={bound} in the task, {patch} in the model", allowed=f"patch={patch}",
+                got=f"patch={bound} in the task, {patch} in the model",
+                allowed=f"patch={patch}",
                 next_step="change the task's patch or the model",
-            )  # fmt: skip
+            )
 
 
 class Vit(_Deep):
@@ -89,9 +90,11 @@ class Vit(_Deep):
             )
         if self.stem == "conv" and (self.patch not in (2, 4, 8, 16, 32) or self.dim % self.patch):
             raise UserError(
-                "vit: each convolution of stem=conv halves the image", got=f"patch={self.patch}, dim={self.dim}",
-                allowed="a patch of 2, 4, 8, 16 or 32 that divides dim", next_step="or leave out stem=conv",
-            )  # fmt: skip
+                "vit: each convolution of stem=conv halves the image",
+                got=f"patch={self.patch}, dim={self.dim}",
+                allowed="a patch of 2, 4, 8, 16 or 32 that divides dim",
+                next_step="or leave out stem=conv",
+            )
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
@@ -147,14 +150,16 @@ class Timm(_Deep):
         if self.arch.startswith("local-dir:"):
             raise UserError(
                 "a folder exists on one machine and may change, but cells identify weights by their content",
-                got=f"timm:{self.arch}", allowed="timm:NAME with --weights, or timm:hf-hub:USER/NAME --pretrained",
+                got=f"timm:{self.arch}",
+                allowed="timm:NAME with --weights, or timm:hf-hub:USER/NAME --pretrained",
                 next_step="name the architecture of its config.json, and give --weights DIR/model.safetensors",
-            )  # fmt: skip
+            )
         if self.in_chans not in (1, 3):
             raise UserError(
                 f"model 'timm:{self.arch}': images are read in colour, or in grey for a network with one channel",
-                got=f"a network of {self.in_chans} channels", allowed="3, 1",
-            )  # fmt: skip
+                got=f"a network of {self.in_chans} channels",
+                allowed="3, 1",
+            )
         if self._dimensions is not None and self._dimensions.size is not None and not _canvas(task):
             height, width = self._dimensions.size
             raise UserError(

@@ -323,8 +323,12 @@ def _flags(recount: Recount, claims: Sequence[Claim]) -> Iterator[str]:
         yield "MACs do not follow from the stated settings"
     for other in claims:
         equal = (claim.method, claim.model, claim.canvas, claim.plugin, claim.weights) == (
-            other.method, other.model, other.canvas, other.plugin, other.weights,
-        )  # fmt: skip
+            other.method,
+            other.model,
+            other.canvas,
+            other.plugin,
+            other.weights,
+        )
         if other is claim or not equal or not claim.plugin or claim.gmacs is None or other.gmacs is None:
             continue
         if not (_fits(claim.gmacs, float(other.gmacs)) or _fits(other.gmacs, float(claim.gmacs))):
@@ -380,12 +384,19 @@ def _row(recount: Recount) -> dict[str, Any]:
     claim = recount.claim
     return {
         **claim.model_dump(include={"method", "plugin", "weights", "hardware", "source", "paper", "note"}),
-        "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _decimal(recount.gmacs, 3),
-        "verdict": recount.verdict, "flags": "; ".join(recount.flags), "speedup": _decimal(claim.claimed_speedup, 2),
-        "macs_ratio": _decimal(recount.macs_ratio, 2), "why": recount.why, "top1": str(claim.top1 or ""),
+        "row": claim.id,
+        "claimed": str(claim.gmacs or ""),
+        "recounted": _decimal(recount.gmacs, 3),
+        "verdict": recount.verdict,
+        "flags": "; ".join(recount.flags),
+        "speedup": _decimal(claim.claimed_speedup, 2),
+        "macs_ratio": _decimal(recount.macs_ratio, 2),
+        "why": recount.why,
+        "top1": str(claim.top1 or ""),
         "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""),
-        "difference": recount.difference, "images_per_s": claim.speed and str(claim.speed),
-    }  # fmt: skip
+        "difference": recount.difference,
+        "images_per_s": claim.speed and str(claim.speed),
+    }
 
 
 def _decimal(number: float | None, digits: int) -> str:

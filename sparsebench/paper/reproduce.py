@@ -142,12 +142,18 @@ def trials_of(records: Iterable[Record]) -> list[Trial]:
     for record in records:
         cell = record.cell
         if not has_no_answer(record):
-            trials.append(Trial(
-                task=registry.task(cell.task.name)(**cell.task.params),
-                model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
-                removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
-                repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
-                curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # curves have no missing values
-                diverged=record.status != "ok",
-            ))  # fmt: skip
+            trials.append(
+                Trial(
+                    task=registry.task(cell.task.name)(**cell.task.params),
+                    model=registry.model(cell.model.name)(**cell.model.params),
+                    strategy=record.label,
+                    removed=round(1 - (cell.budget.keep_rate or 1.0), 6),
+                    where=cell.where,
+                    n=cell.n_train,
+                    repetition=cell.repetition,
+                    values={name: metric.value for name, metric in record.metrics.items()},
+                    curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # curves have no missing values
+                    diverged=record.status != "ok",
+                )
+            )
     return trials

@@ -88,10 +88,11 @@ def fit_budget(
     kind, deep = kind_of(budget, traits), cost is not None and cost.depth > 1
     if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
         raise UserError(
-            f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
+            f"strategy '{strategy.name}' acts at the input only, once",
+            got=f"budget {budget.label}",
             allowed="macs or keep_rate, without schedule or blocks",
             next_step="or use a strategy of site attention or block",
-        )  # fmt: skip
+        )
     if "gamma" in budget.model_fields_set and kind != "late":
         raise UserError(
             f"gamma is for the late schedule, which '{strategy.name}' does not have here",
@@ -202,7 +203,8 @@ def specs_of(text: str, registry: Registry) -> list[Spec]:
         owners = [name for name in names if key in {*registry.strategy(name).cls.model_fields, *BUDGET_KEYS}]
         if owners and owners != names:
             raise UserError(
-                f"{spec.name} has several strategies, and not all have parameter '{key}'", got=f"'{text}'",
+                f"{spec.name} has several strategies, and not all have parameter '{key}'",
+                got=f"'{text}'",
                 next_step=f"name the file, then the strategy: {spec.name} {owners[0]}:{key}={value}",
-            )  # fmt: skip
+            )
     return [Spec(name, spec.params) for name in names]

@@ -169,8 +169,9 @@ def _entries(
     if changed and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
         raise UserError(
             f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in changed)}",
-            got="--n-train" if request.n_train else "--model", next_step="choose the task to train with --task",
-        )  # fmt: skip
+            got="--n-train" if request.n_train else "--model",
+            next_step="choose the task to train with --task",
+        )
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
     for spec in map(parse, request.tasks):
@@ -239,8 +240,10 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
     if len(starts) > 1 and task.trains and not entry.tests_weights:
         raise UserError(
             f"task '{task.name}' trains all networks from the same initial weights",
-            got=f"{len(starts)} files of weights", allowed="one", next_step="run each file separately",
-        )  # fmt: skip
+            got=f"{len(starts)} files of weights",
+            allowed="one",
+            next_step="run each file separately",
+        )
     if unknown_start := starts[0].keys() - cls.model_fields:
         raise UserError(
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
@@ -290,9 +293,10 @@ def _choices(
         decided |= {"canvas", "patch", "permuted"}
     if frozen and (wrong := sorted(decided & varied.keys())):
         raise UserError(
-            f"{name} tests trained networks", got=f"{', '.join(wrong)}, set by training",
+            f"{name} tests trained networks",
+            got=f"{', '.join(wrong)}, set by training",
             next_step="to train new networks, give the number of training samples with --n-train",
-        )  # fmt: skip
+        )
     if not task.trains and request.n_train:
         raise UserError(f"{name} trains nothing", got="--n-train", next_step="leave --n-train out")
     sizes = (request.n_train or entry.n_train) if task.trains else (0,)
@@ -308,14 +312,16 @@ def _choices(
         precision = request.precision
         if tests and precision != getattr(model, "precision", precision) != "float32":
             raise UserError(
-                f"model '{model.name}' has another precision", got=f"--precision {precision}",
+                f"model '{model.name}' has another precision",
+                got=f"--precision {precision}",
                 next_step="give only one of them",
-            )  # fmt: skip
+            )
     if precision != "float32" and not tests:
         raise UserError(
-            f"{name} trains networks; --precision is for tests of trained networks", got=f"--precision {precision}",
+            f"{name} trains networks; --precision is for tests of trained networks",
+            got=f"--precision {precision}",
             next_step=f"if the model supports it, train in it with --model {model.name}:precision={precision}",
-        )  # fmt: skip
+        )
     if precision != "float32":
         fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
     return (max(sizes),) if request.single else sizes, where, precision
@@ -338,9 +344,10 @@ def _check_files(suite: Suite, files: Files, variants: Collection[Variant]) -> N
         field = type(task).model_fields.get("images")
         if field is not None and task.model_dump()["images"] == field.default:
             raise UserError(
-                f"suite '{suite.name}' needs your pictures", got=f"none for task '{task.name}'",
+                f"suite '{suite.name}' needs your pictures",
+                got=f"none for task '{task.name}'",
                 next_step="give --images folder:DIR, or a name that sparsebench data lists",
-            )  # fmt: skip
+            )
 
 
 def _check_weights(variants: Sequence[Variant], locations: Locations) -> None:

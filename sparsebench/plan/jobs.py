@@ -85,9 +85,16 @@ class Job(BaseModel):
     def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
         """Return a record with a failure."""
         return Record(
-            cell=self.cell, cell_id=self.cell.id, status=status, failure=failure, origin=self.origin, kind=self.kind,
-            label=self.label, started=started, seconds=round(seconds, 3),
-        )  # fmt: skip
+            cell=self.cell,
+            cell_id=self.cell.id,
+            status=status,
+            failure=failure,
+            origin=self.origin,
+            kind=self.kind,
+            label=self.label,
+            started=started,
+            seconds=round(seconds, 3),
+        )
 
 
 @dataclass(frozen=True)

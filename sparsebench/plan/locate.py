@@ -49,9 +49,10 @@ def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
     sets = files.images if "images" in takes else ()
     if len(sets) > 1 and task.trains:
         raise UserError(
-            "--images: tasks that train take one set of pictures", got=f"{len(sets)} sets",
+            "--images: tasks that train take one set of pictures",
+            got=f"{len(sets)} sets",
             next_step="run each set separately, or choose a task that only tests with --task",
-        )  # fmt: skip
+        )
     specs = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
     names = {key: _name_of(files, key, spec) for key, spec in specs.items()}
     images = dict.fromkeys(_name_of(files, "images", spec, not task.trains) for spec in sets)
@@ -132,7 +133,7 @@ class Networks:
             f"--networks: {self.folder} has none of the networks of the suite, such as {min(trainings)}",
             got=f"{len(self._other_networks[self.folder])} other cells",
             next_step="train them there with this version and the same pictures, or leave --networks out",
-        )  # fmt: skip
+        )
 
     def has(self, cell_id: str) -> bool:
         """Return whether the weights of a cell exist.
@@ -196,8 +197,10 @@ def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(
                 "--weights reads safetensors files, and torch.save checkpoints that contain only weights",
-                got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
-            )  # fmt: skip
+                got=str(path),
+                allowed=", ".join(SUFFIXES),
+                next_step=CONVERT,
+            )
         weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
         digest = state_digest(weights.plain()) if len(paths) > 1 else name
         if digest in firsts:
@@ -238,8 +241,9 @@ def files_of(specs: Sequence[Path]) -> list[Path]:
         if not chosen:
             raise UserError(
                 f"--weights: {path} {'holds' if folder else 'matches'} no weight file",
-                got=few(others) or "nothing", allowed=", ".join(SUFFIXES),
-            )  # fmt: skip
+                got=few(others) or "nothing",
+                allowed=", ".join(SUFFIXES),
+            )
         if others:
             log.warning("--weights %s: %d files are used; left out: %s", path, len(chosen), few(others))
         files += chosen

@@ -39,8 +39,21 @@ LEAST_MEMORY = GIB // 2
 """The lowest memory limit in bytes. The libraries alone need most of it."""
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": GIB,
-          "tib": 2**40, "k": 2**10, "m": 2**20, "g": GIB, "t": 2**40}  # fmt: skip
+_BYTES = {
+    "": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": GIB,
+    "tib": 2**40,
+    "k": 2**10,
+    "m": 2**20,
+    "g": GIB,
+    "t": 2**40,
+}
 
 
 class _Model(BaseModel):
@@ -307,9 +320,10 @@ class Files:
         title="FILE|DIR|PATTERN",
     )
     weights_key: str | None = option(
-        None, "The state dict to use if a checkpoint has several, e.g. model_ema. [state_dict, else model]",
+        None,
+        "The state dict to use if a checkpoint has several, e.g. model_ema. [state_dict, else model]",
         title="NAME",
-    )  # fmt: skip
+    )
     networks: Path | None = option(
         None,
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",

@@ -96,9 +96,10 @@ def _find(name: str) -> Place | None:
     for path in () if place is None else place.paths:
         if not path.exists():
             raise UserError(
-                f"module '{name}' cannot be stored with the results: its file is gone", got=str(path),
+                f"module '{name}' cannot be stored with the results: its file is gone",
+                got=str(path),
                 next_step="put it back, or remove the import",
-            )  # fmt: skip
+            )
     return place
 
 
@@ -123,7 +124,7 @@ def _check_values(content: Content) -> None:
                     f"'{name}.{key}' differs from {content.files[known]}: "
                     "the file was edited after the import, or the value was changed",
                     next_step=f"write it in the file; then {RESTART}",
-                )  # fmt: skip
+                )
 
 
 def _once(tree: ast.Module) -> dict[str, ast.stmt]:

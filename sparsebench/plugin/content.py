@@ -22,10 +22,18 @@ from sparsebench.errors import UserError
 from sparsebench.files import with_lf
 from sparsebench.plugin.source import absolute, code_of, code_of_classes, imported, named_files, parse
 
-LIBRARIES = frozenset({
-    "sparsebench", "sparsebench_plugins", "sparsebench_theory", "sparsebench_dask", "numpy", "torch", "torchvision",
-    "timm",
-})  # fmt: skip
+LIBRARIES = frozenset(
+    {
+        "sparsebench",
+        "sparsebench_plugins",
+        "sparsebench_theory",
+        "sparsebench_dask",
+        "numpy",
+        "torch",
+        "torchvision",
+        "timm",
+    }
+)
 """Modules that never belong to a plugin, whatever files its folder has. Those of the standard library do not either."""
 CODE = "code-"
 """The prefix of revisions that are hashes of code, which tells them from numbers."""
@@ -103,9 +111,15 @@ class Content:
 
     @classmethod
     def of_source(
-        cls, path: Path, source: bytes, find: Find, *, package: str = "", folders: tuple[Path, ...] = (),
+        cls,
+        path: Path,
+        source: bytes,
+        find: Find,
+        *,
+        package: str = "",
+        folders: tuple[Path, ...] = (),
         beside: Path | None = None,
-    ) -> Content:  # fmt: skip
+    ) -> Content:
         """Read the files of the author that a source imports, where `find` says that they are.
 
         Args:
@@ -227,8 +241,9 @@ class Content:
                 raise has_name_of_python(top, file)
             raise UserError(
                 f"it imports module '{name}' in a way that its source does not show, so its revision lacks it",
-                got=file, next_step=f"move it beside the file, and write import {name}",
-            )  # fmt: skip
+                got=file,
+                next_step=f"move it beside the file, and write import {name}",
+            )
 
 
 def has_name_of_python(name: str, file: str) -> UserError:
@@ -313,9 +328,10 @@ def place_of(spec: ModuleSpec | None, folders: Collection[Path] = ()) -> Place |
 
 def _no_source(name: str, path: Path) -> UserError:
     return UserError(
-        f"module '{name}' cannot be stored with the results: it is compiled, and its source is unknown", got=str(path),
+        f"module '{name}' cannot be stored with the results: it is compiled, and its source is unknown",
+        got=str(path),
         next_step="install it as a package",
-    )  # fmt: skip
+    )
 
 
 def is_installed(path: Path, folders: Collection[Path] = ()) -> bool:
@@ -370,8 +386,9 @@ def _check_size(files: dict[str, Path], name: str) -> None:
         raise UserError(
             f"the files that {name} imports or names are too large to be stored with its results",
             got=f"{sum(sizes.values()) / 2**20:.0f} MiB, the largest is {max(sizes, key=sizes.__getitem__)}",
-            allowed=f"{MOST // 2**20} MiB", next_step="pass the path of large data as a parameter",
-        )  # fmt: skip
+            allowed=f"{MOST // 2**20} MiB",
+            next_step="pass the path of large data as a parameter",
+        )
 
 
 def _read(path: Path) -> bytes:

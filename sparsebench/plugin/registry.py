@@ -362,9 +362,11 @@ class Registry:
         """Raise UserError if a task or a model has another revision than the part of the cell that it was made from."""
         if (revision := self.part_of(instance).revision) != part.revision:
             raise UserError(
-                f"'{part.name}' has another revision here than in its cell", got=revision or "1",
-                allowed=part.revision or "1", next_step="run it again",
-            )  # fmt: skip
+                f"'{part.name}' has another revision here than in its cell",
+                got=revision or "1",
+                allowed=part.revision or "1",
+                next_step="run it again",
+            )
 
     def _classes(self, name: str, hook: str) -> Iterator[Any]:
         """Yield the classes that a plugin returns from a hook."""
@@ -440,10 +442,12 @@ def _reason(error: BaseException) -> str:
     allowed = "int, float, str, bool, None, Literal, Enum, and tuples or lists of them"
     return str(
         UserError(
-            "the type of a parameter", got=kind[1] if kind else one_line(error), allowed=allowed,
+            "the type of a parameter",
+            got=kind[1] if kind else one_line(error),
+            allowed=allowed,
             next_step="write ClassVar for what is no parameter",
         )
-    )  # fmt: skip
+    )
 
 
 def _check_hooks(module: ModuleType) -> None:

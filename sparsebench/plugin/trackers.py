@@ -151,10 +151,14 @@ def _log(client: MlflowClient, experiment_of: Callable[[str], tuple[str, dict[st
     started = datetime.fromisoformat(record.started).timestamp() if record.started else time.time()
     begun = round(1000 * started)
     tags = {
-        "cell": record.cell_id, "status": record.status, "device": record.device, "plugin": record.origin.plugin,
-        "plugin_revision": record.origin.revision, "environment": record.environment,
+        "cell": record.cell_id,
+        "status": record.status,
+        "device": record.device,
+        "plugin": record.origin.plugin,
+        "plugin_revision": record.origin.revision,
+        "environment": record.environment,
         **({"failure": record.failure.reason} if record.failure else {}),
-    }  # fmt: skip
+    }
     tags = {f"sparsebench.{name}": text for name, text in tags.items()}
     run = client.create_run(id_, begun, tags, title(record)).info.run_id
     values = [Metric(name, value, begun, 0) for name, value in metrics(record).items()]

@@ -80,9 +80,14 @@ BETTER = 0.1
 
 
 def replay(
-    folder: Path, verdict: Verdict, number: int | None, files: Files, device: str, seed: int | None = None,
+    folder: Path,
+    verdict: Verdict,
+    number: int | None,
+    files: Files,
+    device: str,
+    seed: int | None = None,
     on_stop: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Run cells of a reported submission again. Set the badge `replayed` if they agree, otherwise the reasons.
 
     Only worker processes import the strategy. This process compares the results and never imports the strategy.
@@ -142,9 +147,11 @@ def _check_source(manifest: Manifest, registry: Registry) -> None:
         got, allowed = (f"revision {source.revision}" for source in (registry.strategy(name).origin, origin))
     if got != allowed:
         raise UserError(
-            f"the published version of strategy '{name}' is not installed", got=got or "no installed strategy",
-            allowed=allowed, next_step="install it and run the command again",
-        )  # fmt: skip
+            f"the published version of strategy '{name}' is not installed",
+            got=got or "no installed strategy",
+            allowed=allowed,
+            next_step="install it and run the command again",
+        )
 
 
 def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
@@ -196,9 +203,14 @@ def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: in
 
 
 def _run(
-    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files, device: str,
+    records: Sequence[Record],
+    manifest: Manifest,
+    registry: Registry,
+    plugin: Path | None,
+    files: Files,
+    device: str,
     on_stop: Callable[[], None],
-) -> dict[str, Record]:  # fmt: skip
+) -> dict[str, Record]:
     """Run cells again, including the cells that they start from. Return the new records by cell id."""
     options = Execution(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
@@ -252,9 +264,10 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Ori
             if isinstance(name, str) and _BY_CONTENT.search(name) and name not in files.places:
                 names = sorted(place for place in files.places if place.partition("-")[0] == name.partition("-")[0])
                 raise UserError(
-                    f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(names) or "no such file or folder",
+                    f"cell {cell.id} was run with {plain(name, 60)}",
+                    got=", ".join(names) or "no such file or folder",
                     next_step=f"give the file or folder of the run with --{key.replace('_', '-')}",
-                )  # fmt: skip
+                )
 
 
 def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
@@ -392,10 +405,31 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
     paths = {path for path in paths if not any(folder.is_relative_to(path) for folder in folders)}
     binds = [part for path in sorted(paths) for part in ("--ro-bind-try", path, path)]
     return [
-        "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",
-        "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *tmpfs, *binds,
-        "--bind", str(room), str(room), "--dir", os.getcwd(), "--chdir", os.getcwd(),
-    ]  # fmt: skip
+        "bwrap",
+        "--unshare-net",
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--die-with-parent",
+        "--cap-drop",
+        "ALL",
+        "--ro-bind",
+        "/",
+        "/",
+        "--dev-bind",
+        "/dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        *tmpfs,
+        *binds,
+        "--bind",
+        str(room),
+        str(room),
+        "--dir",
+        os.getcwd(),
+        "--chdir",
+        os.getcwd(),
+    ]
 
 
 @contextmanager

@@ -253,9 +253,10 @@ def _notes(name: str, plugin: Origin, records: Collection[Record]) -> Iterator[s
         most = f"{count} {plain(reason)}"
         if failures.total() == len(own):
             raise UserError(
-                f"nothing to submit: no cell of '{name}' has a result", got=most,
+                f"nothing to submit: no cell of '{name}' has a result",
+                got=most,
                 next_step="correct the cause and run again",
-            )  # fmt: skip
+            )
         yield f"{failures.total()} of {len(own)} cells of '{name}' have no result, among them {most}"
     if absent := lacking([record.cell for record in records], plugin):
         yield f"cells of {few(absent)} cannot be replayed: {ALONE}"

@@ -46,16 +46,37 @@ ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS
 PARTS = ("cell", "init", "metrics", "trajectory", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `row_of`. Values and intervals of metrics have their own columns."""
 KINDS = {
-    **dict.fromkeys((
-        "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "track", "network", "setting",
-        "device", "started", "plugin", "distribution", "version", "revision", "environment", "inactive", "cost_model",
-    ), "string"),
+    **dict.fromkeys(
+        (
+            "cell_id",
+            "status",
+            "reason",
+            "task",
+            "model",
+            "strategy",
+            "kind",
+            "budget",
+            "track",
+            "network",
+            "setting",
+            "device",
+            "started",
+            "plugin",
+            "distribution",
+            "version",
+            "revision",
+            "environment",
+            "inactive",
+            "cost_model",
+        ),
+        "string",
+    ),
     **dict.fromkeys(("n_train", "repetition", ITEMS), "int64"),
     **dict.fromkeys(("macs_ratio_asked", "seconds"), "float64"),
     **dict.fromkeys(("memory", CHECKSUM), "int64"),
     **dict.fromkeys(ITEM, "binary"),
     **dict.fromkeys(PARTS, "string"),
-}  # fmt: skip
+}
 """The columns of every table, and their types. All other columns are numbers: metrics and the ends of intervals."""
 FIXED = frozenset({*KINDS, "checks", "checks_remark"})
 """Columns that do not belong to a metric."""
@@ -63,8 +84,19 @@ DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
 """Columns whose values mostly differ between rows."""
 SHARED = tuple(name for name, kind in KINDS.items() if kind in ("string", "binary") and name not in DIFFERENT)
 """Columns that are dictionary-encoded: each distinct value is stored once."""
-ORDER = ("setting", "track", "n_train", "repetition", "network", "init", "strategy", "budget", "cell_id", "revision",
-         CHECKSUM)  # fmt: skip
+ORDER = (
+    "setting",
+    "track",
+    "n_train",
+    "repetition",
+    "network",
+    "init",
+    "strategy",
+    "budget",
+    "cell_id",
+    "revision",
+    CHECKSUM,
+)
 """Sort keys of the rows of a file. They place similar predictions, of one network on the same items, side by side."""
 BATCH = 20_000
 """Number of records in a row group."""
@@ -198,10 +230,17 @@ def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
     table = in_order(table).replace_schema_metadata({ABOUT: canonical(about)})
     with files.whole_file(path) as file:
         pq.write_table(
-            table, file, compression="zstd", compression_level=LEVEL, row_group_size=BATCH, write_statistics=False,
+            table,
+            file,
+            compression="zstd",
+            compression_level=LEVEL,
+            row_group_size=BATCH,
+            write_statistics=False,
             use_dictionary=[name for name in KINDS if name not in DIFFERENT],
-            dictionary_pagesize_limit=2**30, data_page_size=2**24, write_page_checksum=True,
-        )  # fmt: skip
+            dictionary_pagesize_limit=2**30,
+            data_page_size=2**24,
+            write_page_checksum=True,
+        )
 
 
 def read(path: Path, columns: Columns = ALL) -> pa.Table:
@@ -281,15 +320,28 @@ def record_of(row: Row) -> Record:
     if cell.id != row["cell_id"]:
         raise ValueError(f"its cell has hash {cell.id}, not {row['cell_id']}")
     metrics = {
-        name: {"value": row.get(name), "unit": unit, "n": n, "low": row.get(f"{name}.low"),
-               "high": row.get(f"{name}.high"), "method": method}
+        name: {
+            "value": row.get(name),
+            "unit": unit,
+            "n": n,
+            "low": row.get(f"{name}.low"),
+            "high": row.get(f"{name}.high"),
+            "method": method,
+        }
         for name, (unit, n, method) in parts.get("metrics", {}).items()
-    }  # fmt: skip
+    }
     outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
-    return Record.model_validate(parts | {name: row[name] for name in SAME} | {
-        "cell": cell, "label": row["strategy"], "metrics": metrics, "outcomes": outcomes,
-        "origin": _origin(*map(row.get, ORIGIN)),
-    })  # fmt: skip
+    return Record.model_validate(
+        parts
+        | {name: row[name] for name in SAME}
+        | {
+            "cell": cell,
+            "label": row["strategy"],
+            "metrics": metrics,
+            "outcomes": outcomes,
+            "origin": _origin(*map(row.get, ORIGIN)),
+        }
+    )
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:

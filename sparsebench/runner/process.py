@@ -45,8 +45,14 @@ OnBegin = Callable[[Sequence[str], float], None]
 """Called with ids of cells and 0.0 when they begin, or with one id and the share of its training that is done."""
 FORKS = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-PRELOADED = ("sparsebench.runner.run_cell", "sparsebench.plugin.registry", "sparsebench.tasks.shipped",
-             "sparsebench.models.vits", "timm", "torchvision")  # fmt: skip
+PRELOADED = (
+    "sparsebench.runner.run_cell",
+    "sparsebench.plugin.registry",
+    "sparsebench.tasks.shipped",
+    "sparsebench.models.vits",
+    "timm",
+    "torchvision",
+)
 PREFIX: list[str] = []
 """A prefix of the command that starts a server, e.g. that of a sandbox."""
 PATIENCE = 10.0
@@ -346,9 +352,14 @@ class Server:
         code += f"from sparsebench.runner.process import main; main({child.fileno()}, {PRELOADED})"
         with child:
             process = subprocess.Popen(
-                [*self._python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, env=self.environment, pass_fds=[child.fileno()], start_new_session=True,
-            )  # fmt: skip
+                [*self._python, "-u", "-P", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                pass_fds=[child.fileno()],
+                start_new_session=True,
+            )
         if FORKS:
             self._running = process, requests
             self.close = weakref.finalize(self, _end_server, process, requests)

@@ -150,13 +150,16 @@ def beat(
         with expected.lock:
             left, running = expected.left, expected.running
             return Underway(
-                host=socket.gethostname(), pid=os.getpid(), updated=now,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                updated=now,
                 since=min((since for since, _ in running.values()), default=now),
                 left=Counter(job.label for job in left.values()),
                 running=Counter(left[cell_id].label for cell_id in running),
-                done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
+                done=sum(share for _, share in running.values()),
+                seconds=expected.time_left(workers, now),
                 cells=list_path.name,
-            )  # fmt: skip
+            )
 
     def write(now: BaseModel, path: Path = path) -> None:
         with suppress(UserError):  # if the folder cannot be written, the run itself reports it

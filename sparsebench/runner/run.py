@@ -237,11 +237,23 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
             strategy = registry.strategy(name)
             cls = strategy.cls
             file, source, data = texts_of(strategy.file, revision) if strategy.file else ("", {}, {})
-            yield manifests.STRATEGIES, StrategyEntry(
-                name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
-                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
-                data=data,
-            ).model_dump(mode="json")  # fmt: skip
+            yield (
+                manifests.STRATEGIES,
+                StrategyEntry(
+                    name=name,
+                    revision=revision,
+                    kind=cls.kind,
+                    site=cls.site,
+                    trained=cls.trained,
+                    adaptive=cls.adaptive,
+                    citation=cls.citation,
+                    bibtex=cls.bibtex,
+                    how=how_of(cls),
+                    file=file,
+                    source=source,
+                    data=data,
+                ).model_dump(mode="json"),
+            )
     for name in sorted({job.cell.task.name for job in plan.jobs}):
         with suppress(UserError):
             yield from ((manifests.METRICS, asdict(kind)) for kind in registry.task(name).metrics)
@@ -262,9 +274,12 @@ def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable
     union = set[str]().union(*of_strategy.values())
     settings = tuple(sorted(union - again | again.intersection(*of_strategy.values())))
     entry = SuiteEntry(
-        name=suite.name, version=suite.version, settings=settings, main_task=suite.main_task or suite.task[0].name,
+        name=suite.name,
+        version=suite.version,
+        settings=settings,
+        main_task=suite.main_task or suite.task[0].name,
         sample_complexity=suite.sample_complexity,
-    )  # fmt: skip
+    )
     if request.keep or request.macs or request.single or request.where != "both":
         return entry.model_copy(update={"name": OWN, "version": 1})
     starts_elsewhere = any(cell.n_train and cell.model.params.get("weights") for cell in cells)

@@ -64,8 +64,10 @@ from sparsebench.training.steps import Autograd, Samples, Steps
 EVERY = 1.0
 """Seconds between two reports of progress."""
 STATUSES: dict[type[BaseException], Status] = {
-    torch.OutOfMemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
-}  # fmt: skip
+    torch.OutOfMemoryError: "oom",
+    NotReadyError: "skipped",
+    UnsupportedError: "unsupported",
+}
 """Statuses of cells by their exception. After other exceptions it is "oom" if memory is short, else "failed"."""
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Exceptions whose message is sufficient. Others are stored with their type and traceback."""
@@ -168,11 +170,18 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
                 os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
         return job.record_of_failure(status, failure, started, time.perf_counter() - clock)
     return Record(
-        cell=job.cell, cell_id=job.cell.id, status="ok", **vars(result), origin=job.origin, kind=job.kind,
-        label=job.label, environment=digest(environment()),
-        device=device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}", started=started,
+        cell=job.cell,
+        cell_id=job.cell.id,
+        status="ok",
+        **vars(result),
+        origin=job.origin,
+        kind=job.kind,
+        label=job.label,
+        environment=digest(environment()),
+        device=device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}",
+        started=started,
         seconds=round(time.perf_counter() - clock, 3),
-    )  # fmt: skip
+    )
 
 
 def _seed(job: Job, device: str) -> None:
@@ -222,9 +231,11 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
         watch = Watch(training, cell.in_test, cell.test)
     elif context.setting.execution.checkpoint and isinstance(steps, Autograd):
         made_by = {
-            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
+            "cell": job.cell.id,
+            "revision of the strategy": job.origin.revision,
+            "start": cell.start.name,
             "device": torch.device(context.setting.device).type,
-        }  # fmt: skip
+        }
         path = store.checkpoint_path(context.setting.out, job.cell.id)
         checkpoint = Checkpoint(path, training, context.setting.execution.checkpoint, made_by)
         checkpoint.resume()
@@ -302,9 +313,14 @@ def _test(job: Job, cell: Prepared, outcome: dict[str, float], context: Context,
 
 
 def measure(
-    result: Result, cell: Prepared, trained: dict[str, float], batch: int | None = None,
-    *, leaks: bool = True, on_done: Callable[[int], None] | None = None,
-) -> None:  # fmt: skip
+    result: Result,
+    cell: Prepared,
+    trained: dict[str, float],
+    batch: int | None = None,
+    *,
+    leaks: bool = True,
+    on_done: Callable[[int], None] | None = None,
+) -> None:
     """Test the trained network of a cell and add all measurements to the result.
 
     Args:
@@ -418,9 +434,13 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
             next_step="return a number from measure(items, test), or NaN",
         )
     result.outcomes = Outcomes(
-        n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
-        group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),
-    )  # fmt: skip
+        n=len(test.labels),
+        predicted=bytes_of(items.predicted),
+        label=bytes_of(items.labels),
+        group=bytes_of(items.groups),
+        rank=bytes_of(items.ranks),
+        foreground=bytes_of(items.foregrounds),
+    )
 
 
 def _unit_of(task: Task, name: str) -> str:
@@ -428,9 +448,11 @@ def _unit_of(task: Task, name: str) -> str:
     units = {kind.name: kind.unit for kind in task.metrics}
     if name not in units:
         raise UserError(
-            f"task '{task.name}' returns a metric that it does not declare", got=f"'{name}'",
-            allowed=sorted(units) or "none", next_step="add it to the task's `metrics`",
-        )  # fmt: skip
+            f"task '{task.name}' returns a metric that it does not declare",
+            got=f"'{name}'",
+            allowed=sorted(units) or "none",
+            next_step="add it to the task's `metrics`",
+        )
     return units[name]
 
 

@@ -179,8 +179,10 @@ def aligned_gaps(
     Unlike the average minus the worst group, this gap is not biased above 0 if groups do not differ. None if items are
     unknown. A single seed has an interval, over its items, if it is `lone`: the only seed of all contenders.
     """
-    values = [{s: hits for s, (_, hits) in sorted(contender.hits.items()) if s in numbers}
-              for contender, numbers in zip(contenders, groups, strict=True)]  # fmt: skip
+    values = [
+        {s: hits for s, (_, hits) in sorted(contender.hits.items()) if s in numbers}
+        for contender, numbers in zip(contenders, groups, strict=True)
+    ]
     return _intervals(values, contenders, groups, lone, 1.0)
 
 
@@ -193,10 +195,13 @@ def gap_reductions(
     """
     dense_hits = {s: (name, hits.astype(float)) for s, (name, hits) in dense.hits.items()}
     values = [
-        {s: dense_hits[s][1] - hits for s, (name, hits) in sorted(contender.hits.items())
-         if s in numbers and s in dense_hits and name == dense_hits[s][0]}
+        {
+            s: dense_hits[s][1] - hits
+            for s, (name, hits) in sorted(contender.hits.items())
+            if s in numbers and s in dense_hits and name == dense_hits[s][0]
+        }
         for contender, numbers in zip(contenders, groups, strict=True)
-    ]  # fmt: skip
+    ]
     return _intervals(values, contenders, groups, lone, math.inf)
 
 

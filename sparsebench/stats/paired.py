@@ -28,9 +28,21 @@ DRAWS = 10_000
 MANY = 1e6
 """Degrees of freedom that are practically infinite."""
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
-DIFFERENCE = np.dtype([(name, float) for name in (
-    "mean", "between", "n_seeds", "separate", "joint", "clusters", "sizes", "p_items",
-)])  # fmt: skip
+DIFFERENCE = np.dtype(
+    [
+        (name, float)
+        for name in (
+            "mean",
+            "between",
+            "n_seeds",
+            "separate",
+            "joint",
+            "clusters",
+            "sizes",
+            "p_items",
+        )
+    ]
+)
 """The comparison of two contenders, see `Pairs`. `between` is the variance of the mean, estimated from its seeds, NaN
 for a single seed. `separate` and `joint` are the parts that items explain, see `variance.item_parts`. `clusters` is the
 number of tested clusters, and `sizes` the number of items of a seed."""
@@ -333,10 +345,16 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
         single = student_half(_lone_variance(result), items)
         np.fill_diagonal(single, np.where(np.isnan(np.diag(single)), np.nan, 0.0))  # each minus itself
     return Pairs(
-        mean=result["mean"], half=np.where(S > 1, np.fmax(half, least), single),
-        error=np.sqrt(np.where(by_items, result["joint"], variance)), freedom=np.where(by_items, items, freedom),
-        overdispersion=factor, p_items=result["p_items"], p_seeds=p_seeds, n_seeds=S.astype(int), accuracy=accuracy,
-    )  # fmt: skip
+        mean=result["mean"],
+        half=np.where(S > 1, np.fmax(half, least), single),
+        error=np.sqrt(np.where(by_items, result["joint"], variance)),
+        freedom=np.where(by_items, items, freedom),
+        overdispersion=factor,
+        p_items=result["p_items"],
+        p_seeds=p_seeds,
+        n_seeds=S.astype(int),
+        accuracy=accuracy,
+    )
 
 
 def _lone_variance(result: np.ndarray) -> np.ndarray:

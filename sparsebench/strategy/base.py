@@ -188,9 +188,11 @@ class Strategy(BaseModel):
         """Refuse a disposal that the strategy does not support."""
         if self.disposal not in (allowed := self.allowed_disposals()):
             raise UserError(
-                f"strategy '{self.name}' does not take this disposal of tokens", got=f"disposal={self.disposal}",
-                allowed=allowed, next_step="or leave disposal out",
-            )  # fmt: skip
+                f"strategy '{self.name}' does not take this disposal of tokens",
+                got=f"disposal={self.disposal}",
+                allowed=allowed,
+                next_step="or leave disposal out",
+            )
 
     @classmethod
     def allowed_disposals(cls) -> tuple[Disposal, ...]:
@@ -378,25 +380,27 @@ def _complaints(cls: type[Strategy]) -> dict[str, object]:
     return {
         f".kind must be one of {', '.join(KINDS)}, got {cls.kind!r}": cls.kind not in KINDS,
         f".site must be one of {', '.join(SITES)}, got {cls.site!r}": cls.site not in SITES,
-        " lets tokens rest, so its site must be 'block', and adaptive and trained must be False":
-            cls.how == "rest" and (cls.site != "block" or cls.adaptive or cls.trained),
-        " has a fit and no module: write module(place), which returns a module with the tensors of fit":
-            cls.fits() and cls.module is Strategy.module,
-        " has a fit and is trained: it is one or the other, leave out fit or trained = True":
-            cls.fits() and cls.trained,
-        f".fit_images must be a number of images, 1 or more, got {count!r}":
-            not isinstance(count, int) or isinstance(count, bool) or count < 1,
+        " lets tokens rest, so its site must be 'block', and adaptive and trained must be False": cls.how == "rest"
+        and (cls.site != "block" or cls.adaptive or cls.trained),
+        " has a fit and no module: write module(place), which returns a module with the tensors of fit": cls.fits()
+        and cls.module is Strategy.module,
+        " has a fit and is trained: it is one or the other, leave out fit or trained = True": cls.fits()
+        and cls.trained,
+        f".fit_images must be a number of images, 1 or more, got {count!r}": not isinstance(count, int)
+        or isinstance(count, bool)
+        or count < 1,
         f" has parameters with names of budget options; rename them: {', '.join(sorted(clash))}": clash,
-        f".needs must be a set, as frozenset({{'keys'}}), got {cls.needs!r}":
-            not isinstance(cls.needs, set | frozenset),
+        f".needs must be a set, as frozenset({{'keys'}}), got {cls.needs!r}": not isinstance(
+            cls.needs, set | frozenset
+        ),
         f".needs has unknown {', '.join(sorted(needs - NEEDS))}; allowed: {', '.join(sorted(NEEDS))}": needs - NEEDS,
-        f" needs the relevance mask, so its kind must be 'oracle', got '{cls.kind}'":
-            "relevance" in needs and cls.kind != "oracle",
-        f" needs previous_attention, so its site must be 'block', got '{cls.site}'":
-            "previous_attention" in needs and cls.site != "block",
+        f" needs the relevance mask, so its kind must be 'oracle', got '{cls.kind}'": "relevance" in needs
+        and cls.kind != "oracle",
+        f" needs previous_attention, so its site must be 'block', got '{cls.site}'": "previous_attention" in needs
+        and cls.site != "block",
         " has neither scores(self, view) nor plan(self, view, keep); "
         + (f"rename {near[0]}" if near else "write one of them"): not decides,
-    }  # fmt: skip
+    }
 
 
 def complaint_on_fields(cls: type[BaseModel], base: type[BaseModel]) -> str | None:

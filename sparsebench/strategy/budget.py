@@ -19,8 +19,13 @@ from sparsebench.errors import UserError
 
 Schedule = Literal["stages", "every", "late"]
 Convention = Literal["power-floor", "compound-ceil"]
-AMOUNTS = {"macs": "macs {}", "keep_rate": "keep {}", "per_block": "{} a block", "ratio": "ratio {} a block",
-           "counts": "counts {}"}  # fmt: skip
+AMOUNTS = {
+    "macs": "macs {}",
+    "keep_rate": "keep {}",
+    "per_block": "{} a block",
+    "ratio": "ratio {} a block",
+    "counts": "counts {}",
+}
 """The fields that set the amount, each with the form of the amount in a label."""
 SHARED = ("macs", "keep_rate")
 """Amounts that every strategy can have, at every site."""
@@ -94,18 +99,20 @@ class Budget(BaseModel):
         counts, blocks = self.counts, self.blocks
         if counts is not None and (not counts or min(counts) < 1 or any(a < b for a, b in pairwise(counts))):
             raise UserError(
-                "token counts (counts)", got="+".join(map(str, counts)) or "none",
+                "token counts (counts)",
+                got="+".join(map(str, counts)) or "none",
                 allowed="1 or more each, never more than before",
-            )  # fmt: skip
+            )
         if blocks is not None and (not blocks or min(blocks) < 0 or any(a >= b for a, b in pairwise(blocks))):
             raise UserError(
                 "budget blocks", got="+".join(map(str, blocks)) or "none", allowed="rising numbers from 0, none twice"
             )
         if counts is not None and blocks is not None and len(counts) != len(blocks):
             raise UserError(
-                "counts and blocks of a budget", got=f"{len(counts)} counts for {len(blocks)} blocks",
+                "counts and blocks of a budget",
+                got=f"{len(counts)} counts for {len(blocks)} blocks",
                 allowed="one count a block",
-            )  # fmt: skip
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -153,7 +160,7 @@ def _check_schedule(key: str, data: dict[str, Any]) -> None:
             f"{key} says how many tokens leave each block, and schedule={schedule} contradicts it",
             allowed=f"schedule={' or '.join(allowed)}" if allowed else f"{key} without a schedule",
             next_step="name the blocks with blocks=3+6+9, or leave the schedule out",
-        )  # fmt: skip
+        )
 
 
 FULL = Budget(macs=1.0)

@@ -35,10 +35,13 @@ def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tup
     C = wide.shape[-1] if isinstance(wide, Tensor) and wide.ndim else 0
     fuses = isinstance(plan, Keep) and plan.fuse is not None
     shapes: dict[str, tuple[int, ...]] = {
-        "index": (B, N - keep if isinstance(plan, Rest) else keep - fuses), "values": (B, N, C), "by": (B, N, C),
-        "weight": (B, keep, N) if isinstance(plan, Mix) else (B, N), "prefix": (B, prefix, C),
+        "index": (B, N - keep if isinstance(plan, Rest) else keep - fuses),
+        "values": (B, N, C),
+        "by": (B, N, C),
+        "weight": (B, keep, N) if isinstance(plan, Mix) else (B, N),
+        "prefix": (B, prefix, C),
         **dict.fromkeys(("scores", "fuse", "target", "keep", "sizes"), (B, N)),
-    }  # fmt: skip
+    }
     for field in fields(plan):
         value = getattr(plan, field.name)
         if field.name in shapes and (value is not None or field.default is not None):

@@ -77,8 +77,9 @@ class Split:
             raise UserError(
                 "task and model have different patches, and the task permutes its patches",
                 got=f"{len(self.order)} permuted patches, a model with {relevance.shape[1]}",
-                allowed="the same patches", next_step="change patch or the model",
-            )  # fmt: skip
+                allowed="the same patches",
+                next_step="change patch or the model",
+            )
         return relevance[:, self.order]
 
 
@@ -147,9 +148,10 @@ class Data:
         count = round(share * n)
         if not 0 < count < n:
             raise UserError(
-                "validation must leave samples on both sides", got=f"{count} of {n} training samples held back",
+                "validation must leave samples on both sides",
+                got=f"{count} of {n} training samples held back",
                 next_step="change validation, or train on more samples",
-            )  # fmt: skip
+            )
         cut = slice(n - count), slice(n - count, n)
         return replace(self, train=self.train.part(cut[0]), validation=self.train.part(cut[1]))
 
@@ -341,9 +343,10 @@ def check_data(task: Task, data: Data) -> None:
         inputs, labels = np.asarray(split.inputs), np.asarray(split.labels)
         if inputs.dtype != dtype:
             raise UserError(
-                f"task '{task.name}': the inputs of its {name} split", got=str(inputs.dtype),
+                f"task '{task.name}': the inputs of its {name} split",
+                got=str(inputs.dtype),
                 allowed=f"{dtype} for {task.inputs}",
-            )  # fmt: skip
+            )
         if len(labels) and (labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes):
             raise UserError(
                 f"task '{task.name}': the labels of its {name} split",
@@ -356,6 +359,8 @@ def check_items(task: Task, n: int) -> None:
     """Raise UserError if a task has more test items than a record holds."""
     if n > MOST_ITEMS:
         raise UserError(
-            f"task '{task.name}': test items", got=n, allowed=f"at most {MOST_ITEMS}, which a record holds",
+            f"task '{task.name}': test items",
+            got=n,
+            allowed=f"at most {MOST_ITEMS}, which a record holds",
             next_step=f"test fewer, as in {task.name}:test={MOST_ITEMS}" if "test" in type(task).model_fields else None,
-        )  # fmt: skip
+        )

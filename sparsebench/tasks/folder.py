@@ -109,8 +109,10 @@ def _compare_orders(root: Path, numbered: Numbered, folders: tuple[str, ...]) ->
         log.warning(
             "%s: class folders %s are the classes of the head by their numbers; if the head was trained with "
             "torchvision's ImageFolder, which sorts names (%s), give --task folder:labels=names, else labels=numbers",
-            root, few(numbered.classes), few(folders),
-        )  # fmt: skip
+            root,
+            few(numbered.classes),
+            few(folders),
+        )
 
 
 class Folder(Task):

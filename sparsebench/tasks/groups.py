@@ -55,9 +55,10 @@ class GroupTask(PictureTask):
         super().check()
         if not self.images.startswith(f"{self.name}-"):
             raise UserError(
-                f"task '{self.name}' needs its own images", got=f"'{self.images}'" if self.images else None,
+                f"task '{self.name}' needs its own images",
+                got=f"'{self.images}'" if self.images else None,
                 next_step=f"give --images {self.name} with --data-root, or --images folder:DIR",
-            )  # fmt: skip
+            )
 
     def check_located(self, locations: Locations) -> None:
         """See `Task.check_located`: each group must have training and test pictures."""
@@ -107,14 +108,14 @@ class GroupTask(PictureTask):
         counts = np.bincount(rows["group"], minlength=4)
         if not len(counts) <= n <= len(rows):
             raise UserError(
-                f"task '{self.name}': images of the {OF[number]} split", got=n,
+                f"task '{self.name}': images of the {OF[number]} split",
+                got=n,
                 allowed=f"{len(counts)}, one for each group, to {len(rows)}, all pictures",
-            )  # fmt: skip
+            )
         rng = seeds.generator(self.name, self.images, *self.columns(), repetition, number)
         lines = [
-            rng.permutation(rows.index[rows["group"] == group])[:share]
-            for group, share in enumerate(shares(counts, n))
-        ]  # fmt: skip
+            rng.permutation(rows.index[rows["group"] == group])[:share] for group, share in enumerate(shares(counts, n))
+        ]
         return rows.loc[np.sort(np.concatenate(lines))]
 
 

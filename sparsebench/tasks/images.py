@@ -137,9 +137,10 @@ class PictureTask(Task):
         """See `Task.check`."""
         if self.patience and not (self.validation or self.official):
             raise UserError(
-                "patience needs a validation split", got=f"patience={self.patience}, validation=0",
+                "patience needs a validation split",
+                got=f"patience={self.patience}, validation=0",
                 next_step="hold some training images back, as in validation=0.1",
-            )  # fmt: skip
+            )
         canvas = getattr(self, "canvas", None)
         if canvas is not None and self.shift >= canvas:
             raise UserError("shift", got=self.shift, allowed=f"less than the image's {canvas} pixels")
@@ -154,8 +155,12 @@ class ImageTask(PictureTask):
     """A foreground picture on a canvas. By default training starts from pre-trained weights."""
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
-        "pretrain_epochs", "pretrain_samples", "pretrain_images", "pretrain_each", "affine"
-    }  # fmt: skip
+        "pretrain_epochs",
+        "pretrain_samples",
+        "pretrain_images",
+        "pretrain_each",
+        "affine",
+    }
     added: ClassVar[frozenset[str]] = frozenset({"affine", "pretrain_each"})
 
     images: str = Field(DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
@@ -196,13 +201,16 @@ class ImageTask(PictureTask):
         tiled = not (self.canvas % self.foreground or self.foreground % self.patch)
         for holds, what, names in (
             (self.foreground <= self.canvas, "the foreground is larger than the canvas", "foreground canvas"),
-            (tiled or self.placement != "tiles",
-             "tiles: the foreground must divide the canvas, and patch the foreground", "canvas foreground patch"),
+            (
+                tiled or self.placement != "tiles",
+                "tiles: the foreground must divide the canvas, and patch the foreground",
+                "canvas foreground patch",
+            ),
             (moved or not self.shift, "images on the patch grid cannot be shifted", "placement permuted shift"),
             (not (self.permuted and self.flip), "permuted patches cannot be flipped", "permuted flip"),
             (self.bound_to() is None or self.canvas % self.patch == 0, "patch must divide the canvas", "patch canvas"),
             (len(set(self.held_out)) in (0, 2), "held_out takes two classes, as in held_out=bird+airplane", "held_out"),
-        ):  # fmt: skip
+        ):
             if not holds:
                 raise UserError(what, got=", ".join(f"{name}={getattr(self, name)}" for name in names.split()))
 
@@ -214,10 +222,25 @@ class ImageTask(PictureTask):
         """See `Task.initial`: foregrounds of the other classes on a clean canvas, with the same order of patches."""
         if self.pretrain_epochs == 0:
             return None
-        shared = self.model_dump(include={
-            "canvas", "foreground", "held_out", "permuted", "patch", "placement", "batch", "lr", "weight_decay",
-            "warmup", "smoothing", "flip", "shift", "accumulate", "affine",
-        })  # fmt: skip
+        shared = self.model_dump(
+            include={
+                "canvas",
+                "foreground",
+                "held_out",
+                "permuted",
+                "patch",
+                "placement",
+                "batch",
+                "lr",
+                "weight_decay",
+                "warmup",
+                "smoothing",
+                "flip",
+                "shift",
+                "accumulate",
+                "affine",
+            }
+        )
         other = self.pretrain_images if self.pretrain_images != self.images else ""
         pictures = {"images": other, "before": self.images} if other else {"images": self.images}
         return Plain(**shared, **pictures, epochs=self.pretrain_epochs), self.pretrain_samples
@@ -265,9 +288,14 @@ class ImageTask(PictureTask):
         return seeds.generator("order of patches", self.canvas, self.patch).permutation(N)
 
     def compose(
-        self, n_train: int, repetition: int, pool: Foregrounds, classes: tuple[str, ...], scene: Scene,
+        self,
+        n_train: int,
+        repetition: int,
+        pool: Foregrounds,
+        classes: tuple[str, ...],
+        scene: Scene,
         group_names: tuple[str, ...] = ("all",),
-    ) -> Data:  # fmt: skip
+    ) -> Data:
         """Return training and test data with balanced classes, each foreground on a canvas from `scene`."""
         train, test = (
             self._split(n, self.stream(repetition, split), pool, classes, scene, test=split == "test")

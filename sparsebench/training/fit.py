@@ -130,8 +130,9 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
         raise UserError(
             f"'{actor.strategy.name}': fit returned something else than its module has"
             f"{line_of(_unwrap(actor.strategy), 'fit')}",
-            got=one_line(error), allowed=f"{{block: {{name: tensor}}}}, numbers for {', '.join(expected)}",
-        ) from error  # fmt: skip
+            got=one_line(error),
+            allowed=f"{{block: {{name: tensor}}}}, numbers for {', '.join(expected)}",
+        ) from error
     return {name: value.detach().clone() for name, value in expected.items()}
 
 

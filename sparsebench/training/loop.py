@@ -105,9 +105,16 @@ class Training:
     """
 
     def __init__(
-        self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, order_seed: tuple[object, ...],
-        teacher: Teacher | None = None, early: EarlyStopping | None = None, steps: Steps | None = None,
-    ):  # fmt: skip
+        self,
+        network: Network,
+        actor: Actor | None,
+        samples: Samples,
+        recipe: Recipe,
+        order_seed: tuple[object, ...],
+        teacher: Teacher | None = None,
+        early: EarlyStopping | None = None,
+        steps: Steps | None = None,
+    ):
         self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
         self.order_seed, self.teacher, self.early = order_seed, teacher, early
         self.n = len(samples.labels)
@@ -206,9 +213,12 @@ class Training:
         """Return the state for a checkpoint of a training with Autograd: tensors, numbers and strings."""
         steps = cast(Autograd, self.steps)
         state: dict[str, Any] = {
-            "network": steps.network.module.state_dict(), "optimiser": steps.opt.state_dict(), "parts": steps.parts,
-            "course": {name: getattr(self, name) for name in STATE}, "random": torch.get_rng_state(),
-        }  # fmt: skip
+            "network": steps.network.module.state_dict(),
+            "optimiser": steps.opt.state_dict(),
+            "parts": steps.parts,
+            "course": {name: getattr(self, name) for name in STATE},
+            "random": torch.get_rng_state(),
+        }
         if self.early is not None:
             state["early"] = {name: getattr(self.early, name) for name in EARLY}
         if (device := steps.samples.labels.device).type == "cuda":

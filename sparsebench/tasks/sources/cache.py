@@ -248,7 +248,7 @@ def decode(arrays: Sequence[Pixels]) -> None:
             raise UserError(
                 f"decoded pictures need {size / 1e9:.2f} GB in {folder}, and {free / 1e9:.2f} GB are free",
                 next_step=f"free disk space, or set {CACHE} to a folder on another disk",
-            )  # fmt: skip
+            )
         count, bad = counter(f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", n), dict[str, str]()
         for array in missing:
             bad |= array.write(count)

@@ -27,7 +27,7 @@ from sparsebench.tasks.sources.files import (
     listing,
     path_of,
     square,
-)  # fmt: skip
+)
 from sparsebench.tasks.sources.known import (
     DIGITS,
     FLOWERS102,
@@ -142,9 +142,10 @@ def _check_classes(files: Contents) -> None:
     if odd := sorted({*train} ^ {*test}):
         alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
         raise UserError(
-            f"{files.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
+            f"{files.root}: train and test have different classes",
+            got=[ascii(name) for name in odd] if alike else odd,
             next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
-        )  # fmt: skip
+        )
 
 
 LOCATED = {
@@ -223,10 +224,15 @@ def _digits(size: int) -> Foregrounds:
     images, target = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
     rng = seeds.generator("digits", "colours")
     ink, paper = rng.uniform(0.6, 1.0, (len(images), 3)), rng.uniform(0.0, 0.4, (len(images), 3))
-    shade = np.stack(
-        [np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
-         for x in images]
-    )[..., None] / 255  # fmt: skip
+    shade = (
+        np.stack(
+            [
+                np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
+                for x in images
+            ]
+        )[..., None]
+        / 255
+    )
     coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
     coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
@@ -373,7 +379,8 @@ def read_array(path: Path) -> np.ndarray:
     if not (shaped and (of_bytes or (real and pixels.min() >= 0 and pixels.max() <= 1))):
         span = f", {pixels.min():g} to {pixels.max():g}" if shaped and real else ""
         raise UserError(
-            f"{path}: its first array holds no pictures", got=f"{pixels.dtype} of shape {pixels.shape}{span}",
+            f"{path}: its first array holds no pictures",
+            got=f"{pixels.dtype} of shape {pixels.shape}{span}",
             allowed="(n, height, width, 3) of uint8, or of floats in [0, 1]",
-        )  # fmt: skip
+        )
     return pixels

@@ -29,17 +29,38 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "AVIF")
 """Pillow's names of the formats that are read, whatever the suffix. PostScript is excluded, since it runs programs."""
 SUFFIXES = frozenset(
     {
-        ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
-        ".pnm", ".avif",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".webp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".avif",
     }
-)  # fmt: skip
+)
 """Suffixes of pictures, in lower case."""
 SYSTEM = frozenset(
     {
-        "@eadir", "@tmp", "@recycle", "@sharebin", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "lost+found",
+        "@eadir",
+        "@tmp",
+        "@recycle",
+        "@sharebin",
+        "#recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "__macosx",
+        "lost+found",
         "system volume information",
     }
-)  # fmt: skip
+)
 """Folders that file servers, file systems and archives create, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
 AGAIN = "links to what is here already"
@@ -287,9 +308,11 @@ def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
     classes = sorted(path.name for path in root.iterdir() if path.is_dir() and _may_be_class(path.name))
     if classes and SPLITS.issuperset(map(str.lower, classes)):
         raise UserError(
-            f"{root} holds splits, not classes", got=classes, allowed=layout,
+            f"{root} holds splits, not classes",
+            got=classes,
+            allowed=layout,
             next_step=f"name the folder of the classes, as in {root / classes[0]}",
-        )  # fmt: skip
+        )
     if len(classes) < 2:
         loose = sum("/" not in name for name in names)
         note = f" and {loose} pictures in no class folder" if loose else ""
@@ -300,15 +323,16 @@ def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
     if twice := [group for group in alike.values() if len(group) > 1]:
         raise UserError(
             f"{root}: class folders whose names differ only in their Unicode normalisation",
-            got=[ascii(name) for name in twice[0]], next_step="move their pictures into one folder",
-        )  # fmt: skip
+            got=[ascii(name) for name in twice[0]],
+            next_step="move their pictures into one folder",
+        )
     if empty := sorted(set(classes) - {name.partition("/")[0] for name in names if "/" in name}):
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
             f"{root / empty[0]} holds no pictures{more}",
             allowed=f"at least one in each class: {', '.join(sorted(SUFFIXES))}",
             next_step="remove it if it is not a class",
-        )  # fmt: skip
+        )
     return classes
 
 

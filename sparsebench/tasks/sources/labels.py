@@ -86,10 +86,12 @@ def number(
         size_of_file = f", which has {len(names)} class{'es' * (len(names) > 1)}" if file is not None else ""
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders match no class, or two; they are numbered "
-            + RULES[rule].format("of classes") + size_of_file, got=_few(_quoted(strange)),
+            + RULES[rule].format("of classes")
+            + size_of_file,
+            got=_few(_quoted(strange)),
             allowed=f"names such as {_few(_quoted([names[k] for k in sorted(names)] or ['0', '1']))}",
             next_step=f"rename or remove them, or give the class of each with {BY_FILE}",
-        )  # fmt: skip
+        )
     numbers = [number for number in matches if number is not None]
     times = Counter(numbers)
     if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
@@ -159,15 +161,17 @@ def _check_names(folders: Sequence[str], head: int | None, *, sure: bool) -> Non
     if head not in (None, len(folders)):
         raise UserError(
             f"there are {len(folders)} class folders, and the head has {head} classes, so their assignment is unknown",
-            got=_few(folders), allowed="a folder for each class, numbers of the head's classes as names"
-            + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"give {BY_FILE}",
-        )  # fmt: skip
+            got=_few(folders),
+            allowed="a folder for each class, numbers of the head's classes as names"
+            + (", or names of ImageNet-1k" if head == IMAGENET else ""),
+            next_step=f"give {BY_FILE}",
+        )
     if not sure and (pair := _dispute(folders)):
         raise UserError(
             f"torchvision sorts class folder {pair[0]} before {pair[1]}, other programs sort them the other way round, "
             "and the order of the head is unknown",
             next_step=f"give labels=names for the order of Python and torchvision, or {BY_FILE}",
-        )  # fmt: skip
+        )
 
 
 def _dispute(folders: Sequence[str]) -> tuple[str, str] | None:
@@ -209,9 +213,10 @@ def read_file(path: Path) -> ClassFile:
         name = unicodedata.normalize("NFC", label.strip())
         if not name or not 0 <= number < MOST_CLASSES:
             raise UserError(
-                f"classes: {path}", got=f"class {number} named {name!r}",
+                f"classes: {path}",
+                got=f"class {number} named {name!r}",
                 allowed=f"names that are not empty, and numbers from 0 to {MOST_CLASSES - 1}",
-            )  # fmt: skip
+            )
         numbers[name] = number if numbers.setdefault(name, number) == number else None
     if all(number is None for number in numbers.values()):
         raise UserError(f"classes: {path} names no class")
