@@ -62,7 +62,7 @@ def run(
 
     request, files, execution = read_options(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
     if dry_run:
-        forecast(plan_of(request, files, execution, Registry(), out), execution.device)
+        forecast(plan_of(request, files, execution, Registry(), out))
         return
     with Progress(out) as progress:
         board, finished = execute(request, files, execution, out, progress)
@@ -106,43 +106,66 @@ def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Fil
     return values_of({**values, "download": bool(values.get("download")) and not dry_run})
 
 
-def forecast(plan: Plan, device: str = "auto") -> None:
+def forecast(plan: Plan) -> None:
     """Print the cells to run with their expected time and memory, pictures to decode, and numbers of class folders.
 
     If all cells only test trained weights and none has run before, their networks are timed on the device.
     """
-    from sparsebench.plan.locate import file_names, pictures_of
-    from sparsebench.tasks.sources.labels import numbering
-
-    todo, registry = plan.todo, Registry()
-    for file in {file for job in todo for file in job.files}:  # files may define tasks
+    registry = Registry()
+    for file in {file for job in plan.todo for file in job.files}:  # files may define tasks
         registry.load_file(Path(file))
-    expected, bytes_ = plan.expected, 0
-    if todo and not any(registry.task(job.cell.task.name).trains or expected.seconds(job) for job in todo):
-        from sparsebench.deploy.speed import expect_tests
-        from sparsebench.runner.devices import first_of, resolve_device
+    lines = [f"{len(plan.todo)} of {len(plan.jobs)} cells to run"]
+    lines += _pictures_to_decode(plan, registry)
+    lines += plan.changes
+    lines += _networks_of(plan)
+    lines.append(_times(plan, registry))
+    lines += _numbers_of_class_folders(plan)
+    click.echo("\n".join(lines))
 
-        expected, bytes_ = expect_tests(plan, registry, first_of(resolve_device(device)))
-    groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
-    for job in todo:
-        groups[job.cell.task.name, job.label].append(job)
-    rows = [
-        {"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, expected, bytes_)}
-        for (task, label), jobs in [*sorted(groups.items()), (("all", ""), todo)]
-    ]
-    table = tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
-    lines = {(job.cell.task.name, line) for job in plan.jobs if (line := numbering(job.cell.task.params))}
-    orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(lines))
-    pictures = pictures_of(todo, registry, plan.locations)
-    n, size = sum(picture.shape[0] for picture in pictures), sum(picture.size for picture in pictures)
-    first = f"\n{n:,} pictures to decode first, {size / 1e6:,.1f} MB in {cache_folder()}; nothing is decoded now" * (
-        n > 0
-    )
-    again = "".join(f"{line}\n" for line in plan.changes)
+
+def _pictures_to_decode(plan: Plan, registry: Registry) -> list[str]:
+    from sparsebench.plan.locate import pictures_of
+
+    pictures = pictures_of(plan.todo, registry, plan.locations)
+    number = sum(picture.shape[0] for picture in pictures)
+    megabytes = sum(picture.size for picture in pictures) / 1e6
+    if not number:
+        return []
+    return [f"{number:,} pictures to decode first, {megabytes:,.1f} MB in {cache_folder()}; nothing is decoded now"]
+
+
+def _networks_of(plan: Plan) -> list[str]:
+    """Return a line with the names of the user's weight files, if there are any."""
+    from sparsebench.plan.locate import file_names
+
     used = {job.cell.model.params.get("weights") for job in plan.jobs}
     names = sorted(plain(file) for name, file in file_names(plan.locations).items() if name in used)
-    networks = f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}\n" if names else ""
-    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{first}\n{again}{networks}{table}{orders}")
+    return [f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}"] if names else []
+
+
+def _times(plan: Plan, registry: Registry) -> str:
+    """Return a table of the cells to run, with their expected time and memory, by task and strategy."""
+    expected, memory = plan.expected, 0
+    only_tests = not any(registry.task(job.cell.task.name).trains for job in plan.todo)
+    if plan.todo and only_tests and not any(expected.seconds(job) for job in plan.todo):
+        from sparsebench.deploy.speed import expect_tests
+        from sparsebench.runner.devices import first_of
+
+        expected, memory = expect_tests(plan, registry, first_of(plan.device))
+    groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
+    for job in plan.todo:
+        groups[job.cell.task.name, job.label].append(job)
+    rows = []
+    for (task, label), jobs in [*sorted(groups.items()), (("all", ""), plan.todo)]:
+        rows.append({"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, expected, memory)})
+    return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
+
+
+def _numbers_of_class_folders(plan: Plan) -> list[str]:
+    from sparsebench.tasks.sources.labels import numbering
+
+    lines = {(job.cell.task.name, numbering(job.cell.task.params)) for job in plan.jobs}
+    return [f"{task}: class folders are numbered {line}" for task, line in sorted(lines) if line]
 
 
 def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:

@@ -205,12 +205,13 @@ def plan(
     heads = store.heads(out)
     networks = Networks(out, heads, files.networks)
     suite = load(request.suite)
-    whole = expand(request, registry, files, suite)
-    networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
-    targets = {job.cell.id for job in whole if job.requested}
-    before = prerequisites(targets, whole, lambda first: networks.elsewhere(first) is None)
-    whole = [job for job in whole if job.cell.id in targets | before]
-    jobs = [job for job in whole if in_shard(job.cell.id)]
+    expanded = expand(request, registry, files, suite)
+    networks.check({job.cell.init.id for job in expanded if job.cell.track != "scratch" and job.cell.init})
+
+    # Networks that exist elsewhere are not trained here, and neither is what they start from.
+    requested = {job.cell.id for job in expanded if job.requested}
+    starts = prerequisites(requested, expanded, lambda cell_id: networks.elsewhere(cell_id) is None)
+    whole = [job for job in expanded if job.cell.id in requested | starts]
 
     def has_answer(job: Job) -> bool:
         head = heads.get(job.cell.id)
@@ -220,18 +221,20 @@ def plan(
             return networks.has(job.weights)
         return rerun == "missing" or head.status in ANSWERS
 
-    missing = {job.cell.id for job in jobs if not has_answer(job)}
-    needed = prerequisites(missing, whole, lambda first: not networks.has(first))
-    ids = {job.cell.id for job in jobs} | needed
+    # Cells of the shard, and cells of any shard that these start from and whose weights are missing.
+    in_this_shard = {job.cell.id for job in whole if in_shard(job.cell.id)}
+    missing = {job.cell.id for job in whole if job.cell.id in in_this_shard and not has_answer(job)}
+    needed = prerequisites(missing, whole, lambda cell_id: not networks.has(cell_id))
+    jobs = [job for job in whole if job.cell.id in in_this_shard | needed]
     todo = [job for job in whole if job.cell.id in missing | needed]
-    elsewhere = [job for job in whole if not in_shard(job.cell.id) and job.cell.id not in needed]
-    others = tuple(job for job in elsewhere if not has_answer(job))
-    expected = Expected(whole, heads.values(), prior, todo)
-    jobs = [job for job in whole if job.cell.id in ids]
+    in_other_shards = [job for job in whole if job.cell.id not in in_this_shard | needed]
+
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
     for name in files.pictures.values():
-        if (contents := known_contents(name)) is not None and contents.strays:
+        contents = known_contents(name)
+        if contents is not None and contents.strays:
             log.warning("%s: left out: %s", plain(files.places[name], None), contents.strays)
+    expected = Expected(whole, heads.values(), prior, todo)
     return Plan(
         jobs=jobs,
         todo=expected.longest_first(),
@@ -242,7 +245,7 @@ def plan(
         request=request,
         suite=suite,
         changes=_changes(todo, heads),
-        others=others,
+        others=tuple(job for job in in_other_shards if not has_answer(job)),
     )
 
 

@@ -25,7 +25,7 @@ from sparsebench.records import store
 
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Expected, Plan
-    from sparsebench.plan.request import Job
+    from sparsebench.plan.jobs import Job
     from sparsebench.records.record import Head, Record
 
 EVERY = 1.0
