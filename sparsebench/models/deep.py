@@ -271,6 +271,8 @@ class DeepViT:
         acting.resting = index.shape[1] - active.shape[1]
         rows = tokens.with_prefix(active, self.prefix)
         new = self._run(acting, turn, number, block, tokens.gather(x, rows))
+
+        # All tokens are present again. Tokens that rested keep the attention that an earlier block computed for them.
         acting.index, acting.sizes, acting.resting = index, sizes, 0
         if previous is not None and acting.previous is not None and acting.previous is not previous:
             acting.previous = previous.scatter(1, active, acting.previous)
@@ -284,33 +286,42 @@ class DeepViT:
         """
         positional = isinstance(block.attn, PositionalAttention)
         rope = {"rope": positions_of(self.module, acting)} if positional else turn.of(number, acting)
-        acts, read_next = acting.acts_at("attention", number), _read_next(acting, number)
+        acts = acting.acts_at("attention", number)
+        read_next = _read_next(acting, number)
         if not (acts or read_next or positional) and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **rope)
+
         check_block(block)
-        came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
+        tokens_in, sizes, keys = acting.present, acting.sizes, self._keys(acting)
         q, k, v = qkv(block.attn, branch_input(block, 1, x), **rope)
         present = sizes > 0 if acting.ragged else None
         fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present)
-        plan, rows = None, None
         if read_next:
             with exact(x.device):
-                acting.previous = full(fields["attention"]()) * (self.prefix + (sizes > 0).sum(dim=1, keepdim=True))
-        if acts and not after:
+                number_of_keys = self.prefix + (sizes > 0).sum(dim=1, keepdim=True)
+                acting.previous = full(fields["attention"]()) * number_of_keys
+
+        # Before the attention: tokens that go are keys, but no queries.
+        needs_result = bool(RESULTS & acting.requires)
+        plan, rows = None, None
+        if acts and not needs_result:
             plan = acting.decide(number, fields)
             if isinstance(plan, Keep) and plan.fuse is None:
                 rows = tokens.rows_of(plan, self.prefix)
                 q, x = gather_heads(q, rows), tokens.gather(x, rows)
         branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows))
         x = x + branch
-        if acts and after:
+
+        # After the attention: the strategy reads its result.
+        if acts and needs_result:
             fields |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
             plan = acting.decide(number, fields)
-        scoring = self.cost.scoring(acting.requires if acts else ["attention"] * read_next)
-        acting.went(came, early=rows is not None, scoring=scoring)
         if plan is not None and rows is None:
             x = self._apply(plan, x, sizes)
+
+        scored = acting.requires if acts else ["attention"] * read_next
+        acting.went(tokens_in, early=rows is not None, scoring=self.cost.scoring(scored))
         return x + branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:

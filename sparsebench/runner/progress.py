@@ -24,8 +24,8 @@ from sparsebench.errors import UserError
 from sparsebench.records import store
 
 if TYPE_CHECKING:
-    from sparsebench.plan.plan import Expected, Plan
     from sparsebench.plan.jobs import Job
+    from sparsebench.plan.plan import Expected, Plan
     from sparsebench.records.record import Head, Record
 
 EVERY = 1.0
