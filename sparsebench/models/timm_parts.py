@@ -72,7 +72,13 @@ def rotations(rope: Any, places: Tensor, block: int) -> Tensor:
         x, y = places[:, None].unbind(3)
         return get_mixed_freqs(rope.freqs[:, block], x, y)
     periods: Any = getattr(rope, "periods", None)
-    angles = (places[..., None] * (rope.bands if periods is None else 2 * math.pi / periods)).flatten(2)[:, None]
+    if periods is not None:
+        bands = 2 * math.pi / periods
+    elif rope.bands is not None:
+        bands = rope.bands
+    else:  # timm before 1.0.31 keeps only the rotations of the grid
+        bands = rope._compute_bands(device=places.device)
+    angles = (places[..., None] * bands).flatten(2)[:, None]
     half = getattr(rope, "rotate_half", False)
     angles = torch.cat([angles, angles], dim=-1) if half else angles.repeat_interleave(2, -1)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)

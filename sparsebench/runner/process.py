@@ -327,7 +327,7 @@ class Server:
                 for end in (line, child_line, status, child_status):
                     stack.enter_context(end)
                 try:
-                    requests = self._load(file.fileno())
+                    process, requests = self._load(file.fileno())
                     descriptors = [child_line.fileno(), child_status.fileno(), file.fileno()]
                     socket.send_fds(requests, [json.dumps(request).encode()], descriptors)
                     if not (pid := requests.recv(64)):
@@ -335,16 +335,18 @@ class Server:
                 except BaseException:  # a late answer must not be taken as the answer to the next request
                     self.close()
                     raise
-                return Worker(int(pid), Connection(line.detach()), status.dup(), log)
+                if not FORKS:
+                    requests.close()
+                return Worker(int(pid), Connection(line.detach()), status.dup(), log, None if FORKS else process)
         except (ConnectionError, TimeoutError) as error:
             raise EOFError from error
         except OSError as error:
             raise UserError(f"a worker process with log {log} cannot be started: {error.strerror or error}") from error
 
-    def _load(self, log: int) -> socket.socket:
-        """Start the server unless it runs; return the socket for requests."""
+    def _load(self, log: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the server unless it runs; return it with the socket for requests."""
         if self._running is not None and self._running[0].poll() is None:
-            return self._running[1]
+            return self._running
         self.close()
         requests, child = socket.socketpair()
         requests.settimeout(START)
@@ -363,7 +365,7 @@ class Server:
         if FORKS:
             self._running = process, requests
             self.close = weakref.finalize(self, _end_server, process, requests)
-        return requests
+        return process, requests
 
 
 def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
@@ -401,8 +403,16 @@ def server() -> Server:
 class Worker:
     """A worker process, see `Server.start`."""
 
-    def __init__(self, pid: int, line: Connection, status: socket.socket, log: Path):
+    def __init__(
+        self,
+        pid: int,
+        line: Connection,
+        status: socket.socket,
+        log: Path,
+        process: subprocess.Popen[bytes] | None = None,
+    ):
         self.pid, self.log, self._line, self._status = pid, log, line, status
+        self._process = process  # a child of this process, or None if the server has forked it
         self._exit_code: int | None = None
         self._mark = 0
 
@@ -452,6 +462,11 @@ class Worker:
 
     def _code(self, seconds: float) -> int | None:
         """Return the worker's exit code, or None if it does not end in time. If the server is gone, it is -SIGKILL."""
+        if self._process is not None:
+            try:
+                return self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return None
         if not select.select([self._status], [], [], seconds)[0]:
             return None
         with suppress(OSError):

@@ -129,3 +129,19 @@ def test_without_unix_networks_get_strategies_and_folders_are_read_and_a_run_say
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: worker processes need Linux or macOS") and "--jobs 0" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_cells_run_where_each_worker_is_a_new_process(
+    tmp_path: Path, without: Any, light: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS, which has no safe fork."""
+    without("from sparsebench.runner import process\nprocess.FORKS = False\n")
+    monkeypatch.setattr(process, "FORKS", False)
+    records = list(local(jobs_of("noise", n_train=(4,)), 2, tmp_path))
+    assert [record.status for record in records] == ["ok"] * 5
+    codes = []
+    for number, line in enumerate(("sys.exit(5)", "os.kill(os.getpid(), 15)", "time.sleep(600)")):
+        light.clear()
+        codes.append(started(tmp_path, light, f"worker{number}", line).end(300 if number < 2 else 0))
+    assert codes == [5, -15, 0]
