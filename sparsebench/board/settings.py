@@ -623,37 +623,49 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     Args:
         frame: records, from `frame_of`.
     """
+    entries = _entries(frame)
+    ok = (frame["status"] == "ok").to_numpy(bool)
+    measured_records = frame[ok]
+    other_records = frame[~ok]
+    measured_records.attrs = other_records.attrs = {}  # pandas would copy them with each part
+    others_of = {where: part for where, part in other_records.groupby(["task", "setting", "track"], observed=True)}
+
+    # All numbers of training samples are together if the task has a success criterion.
+    size = measured_records["n_train"].where(measured_records["success"].isna(), 0).rename("size")
+    groups = measured_records.groupby(["task", "setting", size, "track"], observed=True, sort=False)
+    of_names: dict[tuple[str, str], list[Setting]] = defaultdict(list)
+    for (task, text, n_train, track), measured in groups:
+        others = others_of.get((task, text, track), other_records[:0])
+        if n_train:
+            others = others[others["n_train"] == n_train]
+        model = str(measured["model"].iloc[0])
+        setting = Setting(task, task, model, text, int(n_train), track, measured, others, entries)
+        of_names[task, model].append(setting)
+
+    # Settings of the same task and model are told apart by the parameters in which they differ.
+    settings = []
+    for (task, model), alike in of_names.items():
+        task_params = _varying([setting.params[0] for setting in alike])
+        model_params = _varying([setting.params[1] for setting in alike])
+        tracks = {setting.track for setting in alike}
+        for setting, of_task, of_model in zip(alike, task_params, model_params, strict=True):
+            if len(tracks) > 1:
+                of_task["track"] = setting.track
+            name_of_task = plain(label(task, of_task), 1000)
+            name_of_model = plain(label(model, of_model), 1000)
+            settings.append(replace(setting, task=name_of_task, model=name_of_model))
+    return sorted(settings, key=lambda setting: (setting.source, setting.setting, setting.n_train, setting.track))
+
+
+def _entries(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each entry of the records, see `Setting.every`."""
     first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
     entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
-    entries["line"] = pd.Series(
-        [
-            (strategy, kind, besides_share(budget, share)) if strategy != DENSE and share < 1 else None
-            for strategy, kind, budget, share in entries.itertuples(index=False)
-        ],
-        entries.index,
-        dtype=object,
-    )
-    names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
-    good, bad = frame[ok], frame[~ok]
-    good.attrs = bad.attrs = {}  # pandas would copy them with each part
-    size = good["n_train"].where(good["success"].isna(), 0).rename("size")
-    others = {where: part for where, part in bad.groupby(names, observed=True)}
-    alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
-    for (task, text, n, track), records in good.groupby(["task", "setting", size, "track"], observed=True, sort=False):
-        without_result = others.get((task, text, track), bad[:0])
-        without_result = without_result[without_result["n_train"] == n] if n else without_result
-        model = str(records["model"].iloc[0])
-        alike[task, model].append(Setting(task, task, model, text, int(n), track, records, without_result, entries))
-    settings = []
-    for (task, model), of_names in alike.items():
-        tasks, models = (_varying([setting.params[part] for setting in of_names]) for part in (0, 1))
-        tracks = {setting.track for setting in of_names}
-        for place, setting in enumerate(of_names):
-            of_task, of_model = tasks[place], models[place]
-            of_task |= {"track": setting.track} if len(tracks) > 1 else {}
-            labels = plain(label(task, of_task), 1000), plain(label(model, of_model), 1000)
-            settings.append(replace(setting, task=labels[0], model=labels[1]))
-    return sorted(settings, key=lambda setting: (setting.source, setting.setting, setting.n_train, setting.track))
+    lines = []
+    for strategy, kind, budget, share in entries.itertuples(index=False):
+        is_point = strategy != DENSE and share < 1
+        lines.append((strategy, kind, besides_share(budget, share)) if is_point else None)
+    return entries.assign(line=pd.Series(lines, entries.index, dtype=object))
 
 
 def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -679,22 +691,35 @@ def about(setting: Setting) -> str:
     """Return one sentence on the data, and one on the networks and the track."""
     task, model = setting.params
     dense = dense_of(setting.tested)
+
     pictures = pictures_of(setting)
     data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
-    pixels, patch = task.get("canvas"), model.get("patch")
+    pixels = task.get("canvas")
+    patch = model.get("patch")
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
     tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
     if len(tests):
-        classes = {number for text, n in tests.itertuples(index=False) for number in numbers_of(text, n)}
-        data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test {items_of(setting)} for each network"]
-    data += [f"class folders are numbered {words}"] if (words := numbering(task)) else []
-    number = len(setting.seeds)
+        classes: set[int] = set()
+        for labels, n in tests.itertuples(index=False):
+            classes.update(numbers_of(labels, n).tolist())
+        data.append(f"{len(classes)} classes")
+        data.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(setting)} for each network")
+    rule = numbering(task)
+    if rule:
+        data.append(f"class folders are numbered {rule}")
+
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
-    size += [f"{weights / 1e6:.2g} M weights"] if (weights := dense["parameters"].mean()) > 0 else []
-    size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
-    size += [few(sorted(setting.networks.values()), NAMED)] if setting.networks else []
-    title = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
-    networks = " ".join([title, *([f"({', '.join(size)})"] if size else [])])
+    weights = dense["parameters"].mean()
+    if weights > 0:
+        size.append(f"{weights / 1e6:.2g} M weights")
+    if model.get("precision") == "bfloat16":
+        size.append("in bfloat16")
+    if setting.networks:
+        size.append(few(sorted(setting.networks.values()), NAMED))
+    number = len(setting.seeds)
+    networks = f"{number or 'no'} network{'' if number == 1 else 's'} of model {setting.model}"
+    if size:
+        networks = f"{networks} ({', '.join(size)})"
     track = TRACKS.get(setting.track, setting.track)
     return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 1000)
