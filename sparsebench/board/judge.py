@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -144,94 +144,127 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     if by not in (None, "task"):
         raise UserError("--by", got=f"'{by}'", allowed="task")
     frame = frame_of(records)
-    failed = frame.loc[~frame["status"].isin(("ok", "unsupported")), ["strategy", "budget"]]
-    lossy = set(failed.itertuples(index=False, name=None))
+    kinds = metrics_of(frame)
     settings = settings_of(frame) if judged is None else judged.settings
     computed = () if judged is None else judged.rankings
-    kinds, mains = metrics_of(frame), frame.attrs.get(MAIN, ())
-    if by:
+    incomplete = frame[~frame["status"].isin(("ok", "unsupported"))]
+    lossy = set(incomplete[["strategy", "budget"]].itertuples(index=False, name=None))
+
+    if by == "task":
         groups = [[setting] for setting in settings]
     else:
-        ordered = sorted(
-            settings,
-            key=lambda setting: (
-                setting.entries["strategy"].nunique(),
-                len(setting.measured),
-                setting.n_train,
-                setting.setting,
-                setting.track,
-            ),
-        )
-        tasks = {setting.source: setting for setting in ordered}
-        if len(tasks) > 1:
-            tasks.pop(PRETRAINING, None)
-        groups = (
-            [
-                sorted(
-                    tasks.values(),
-                    key=lambda setting: (
-                        mains.index(setting.source) if setting.source in mains else len(mains),
-                        setting.has_trials,
-                        -len(setting.measured),
-                        setting.source,
-                    ),
-                )
-            ]
-            if tasks
-            else []
-        )
+        chosen = _one_of_each_task(settings, frame.attrs.get(MAIN, ()))
+        groups = [chosen] if chosen else []
+
     rankings = []
     for group in groups:
-        parts = {"accuracy": group[0]}
-        for setting in reversed(group):
-            parts |= {"sample complexity": setting} if setting.has_trials else {}
-            parts |= {"spurious gap": setting} if setting.has("spurious_gap") else {}
-            parts |= {kind.name: setting for kind in kinds if setting.has(kind.name)}
-        equal = (setting for setting in computed if setting.parts == parts)
-        rankings.append(next(equal, None) or _rank(parts, kinds, lossy))
+        parts = _parts(group, kinds)
+        equal = next((ranking for ranking in computed if ranking.parts == parts), None)
+        rankings.append(equal or _rank(parts, kinds, lossy))
     board = Leaderboard(rankings, EVERY, by is not None, settings)
+    visible = _visible(board, kinds)
+    return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
+
+
+def _one_of_each_task(settings: Sequence[Setting], mains: Sequence[str]) -> list[Setting]:
+    """Return the settings of a board over all tasks, in order, see `judge`.
+
+    Args:
+        settings: all settings.
+        mains: the main tasks of suites.
+    """
+
+    def size(setting: Setting) -> tuple[int, int, int, str, str]:
+        n_strategies = setting.entries["strategy"].nunique()
+        return n_strategies, len(setting.measured), setting.n_train, setting.setting, setting.track
+
+    def place(setting: Setting) -> tuple[int, bool, int, str]:
+        place_of_main = mains.index(setting.source) if setting.source in mains else len(mains)
+        return place_of_main, setting.has_trials, -len(setting.measured), setting.source
+
+    of_task: dict[str, Setting] = {}
+    for setting in sorted(settings, key=size):
+        of_task[setting.source] = setting  # the last one is the largest
+    # The pretraining task trains networks for other tasks: it is on the board only if there is no other.
+    if len(of_task) > 1:
+        of_task.pop(PRETRAINING, None)
+    return sorted(of_task.values(), key=place)
+
+
+def _parts(group: Sequence[Setting], kinds: Sequence[MetricKind]) -> dict[str, Setting]:
+    """Return the setting of each part of the columns: the first of the group that has it."""
+    parts = {"accuracy": group[0]}
+    for setting in reversed(group):
+        if setting.has_trials:
+            parts["sample complexity"] = setting
+        if setting.has("spurious_gap"):
+            parts["spurious gap"] = setting
+        for kind in kinds:
+            if setting.has(kind.name):
+                parts[kind.name] = setting
+    return parts
+
+
+def _visible(board: Leaderboard, kinds: Sequence[MetricKind]) -> list[Column]:
+    """Return the columns that every board has, and the others in which a row says something.
+
+    A column with a value names the task that it was taken from.
+    """
     rows = board.rows
     filled = set(rows.dropna(axis="columns", how="all"))
-    filled -= {key for key, nothing in NOTHING.items() if (rows[key] == nothing).all()}
+    for key, nothing in NOTHING.items():
+        if (rows[key] == nothing).all():
+            filled.discard(key)
     visible = []
     for column in (*EVERY, *map(columns.column_of, kinds)):
-        if column not in columns.BY_TASK and (column.key in filled or column in columns.COLUMNS):
-            of_task = board.parts[column.part].task if column.key in filled and column.part in board.parts else ""
-            visible.append(column._replace(task=of_task))
-    return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
+        if column in columns.BY_TASK:
+            continue
+        if column.key in filled:
+            task = board.parts[column.part].task if column.part in board.parts else ""
+            visible.append(column._replace(task=task))
+        elif column in columns.COLUMNS:
+            visible.append(column._replace(task=""))
+    return visible
 
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataFrame:
     """Return a row for each strategy and budget; each part of the columns is computed from its own setting."""
-    main, tested = parts["accuracy"], parts["accuracy"].tested
+    main = parts["accuracy"]
+    tested = main.tested
+    # Trials use all numbers of training samples, everything else only the largest.
     measured = [setting.records if part == "sample complexity" else setting.tested for part, setting in parts.items()]
-    every = pd.concat([part[["entry", "trained", CHECKS, "badge"]] for part in measured])
-    rows = main.every.loc[np.unique(every["entry"])]
-    seeds = [part.groupby("entry")[SEED].nunique() for part in measured]
-    aggregation = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean") | {
-        "images_per_s": "median"
-    }
-    tables = [over_seeds(tested, aggregation)]
+    every = pd.concat([records[["entry", "trained", CHECKS, "badge"]] for records in measured])
+    seeds = [records.groupby("entry")[SEED].nunique() for records in measured]
+
+    means = ("accuracy", "macs", "macs_ratio", "selection_auroc")
+    tables = [over_seeds(tested, {**dict.fromkeys(means, "mean"), "images_per_s": "median"})]
     if "sample complexity" in parts:
         trials = _trials(parts["sample complexity"])
         seeds.append(trials.pop("n_seeds"))
         tables.append(trials)
     if "spurious gap" in parts:
         tables.append(_gaps(parts["spurious gap"]))
-    tables += [
-        over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}) for kind in kinds if kind.name in parts
-    ]
-    rows = rows.join(tables)
+    for kind in kinds:
+        if kind.name in parts:
+            tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
+    rows = main.every.loc[np.unique(every["entry"])].join(tables)
+
     devices = tested[tested["images_per_s"].notna()].groupby("entry")["device"]
     rows["device"] = devices.agg(lambda names: ", ".join(sorted(set(names)))) if len(devices) else None
+    # A row has as many seeds as the part with the fewest.
     rows["n_seeds"] = pd.concat(seeds, axis=1).min(axis=1).astype(int)
-    for name, otherwise in (("trained", ""), (CHECKS, SEVERAL), ("badge", "")):  # if versions differ
+    # Several versions of a strategy can have records. If they differ, the row has none of their values.
+    for name, otherwise in (("trained", ""), (CHECKS, SEVERAL), ("badge", "")):
         values = every[name].astype(str).groupby(every["entry"])
         rows[name] = values.first().where(values.nunique() == 1, otherwise)
     rows["rank"] = NOT_RANKED
-    rows["track"], rows["class_folders"] = main.track, numbering(main.params[0])
-    rows["task"], rows["model"], rows["n_train"] = main.task, main.model, main.largest
-    return rows.reindex(columns=list(dict.fromkeys([*columns.keys_of(EVERY), *rows])))
+    rows["track"] = main.track
+    rows["class_folders"] = numbering(main.params[0])
+    rows["task"] = main.task
+    rows["model"] = main.model
+    rows["n_train"] = main.largest
+    order = dict.fromkeys([*columns.keys_of(EVERY), *rows])
+    return rows.reindex(columns=list(order))
 
 
 def _trials(setting: Setting) -> pd.DataFrame:
@@ -290,42 +323,85 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     Oracles are not ranked. Strategies with missing or failed cells are not ranked either, as their remaining cells are
     a biased sample. Strategies that lack cells do not contribute to the pooled variance.
     """
-    rows, main = _rows(parts, kinds), parts["accuracy"]
+    rows = _rows(parts, kinds)
+    main = parts["accuracy"]
     common = main.common
-    lost = rows["strategy"].isin([name for name, _ in lossy]) if common.budgets else False
+
+    # A strategy that is compared over budgets is ranked at all of them or at none.
     pairs_of_names = rows[["strategy", "budget"]].itertuples(index=False, name=None)
-    lost |= pd.Series([pair in lossy for pair in pairs_of_names], rows.index)
+    lost = np.array([pair in lossy for pair in pairs_of_names], dtype=bool)
+    if common.budgets:
+        lost |= rows["strategy"].isin([name for name, _ in lossy]).to_numpy()
     unranked = rows.index[lost | rows.index.isin(common.apart) | common.dense]
+
     measured = rows[rows["accuracy"].notna()]
     contenders = [main.contenders[entry][0] for entry in measured.index]
-    all_pairs = paired.compare(contenders, np.flatnonzero(measured.index.isin(common.apart)).tolist())
-    judged = ~measured.index.isin(unranked)
-    places = np.flatnonzero(judged & (measured["kind"] != "oracle"))
+    outsiders = np.flatnonzero(measured.index.isin(common.apart)).tolist()
+    all_pairs = paired.compare(contenders, outsiders)
     rows.loc[measured.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
-    dense = np.flatnonzero(measured["strategy"] == DENSE).tolist()
-    references = {place: dense[0] for place in range(len(measured))} if dense else {}
+
+    # Oracles have marks but no rank.
+    judged = ~measured.index.isin(unranked)
+    places_of_dense = np.flatnonzero(measured["strategy"] == DENSE).tolist()
+    references = dict.fromkeys(range(len(measured)), places_of_dense[0]) if places_of_dense else {}
     _compare(rows, measured.index, all_pairs, judged, DENSE, "accuracy_delta", references)
     _compare(rows, measured.index, all_pairs, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(measured))
-    ranked, pairs = measured.index[places], all_pairs.among(places.tolist())
+
+    places = np.flatnonzero(judged & (measured["kind"] != "oracle"))
+    ranked = measured.index[places]
+    pairs = all_pairs.among(places.tolist())
     rows.loc[ranked, "rank"] = pairs.ranks()
-    # A row is on a Pareto front if no row that costs no more is significantly better. Costs are MACs, or the speed on
-    # one machine.
-    machines: dict[int, set[object]] = defaultdict(set)
-    for entry, *machine in main.tested[["entry", "device", "environment"]].drop_duplicates().itertuples(index=False):
-        machines[entry].add(tuple(machine))
-    same_machine = [[machines[entry] == machines[other] for other in ranked] for entry in ranked]
+    _add_fronts(rows, main, ranked, pairs)
+
+    rows = _in_order(
+        rows,
+        {
+            "oracle": rows["kind"] == "oracle",
+            "not ranked": rows["rank"] == NOT_RANKED,
+            "accuracy": -rows["accuracy"],
+        },
+    )
+    rows, over_budgets = _curves(main, rows, unranked)
+    return Ranking(parts, rows.loc[ranked], pairs, rows, over_budgets)
+
+
+def _in_order(rows: pd.DataFrame, keys: Mapping[str, Any]) -> pd.DataFrame:
+    """Return rows sorted by several keys, each with a value for each row."""
+    table = pd.DataFrame(keys, rows.index)
+    return rows.loc[table.sort_values(list(keys)).index]
+
+
+def _add_fronts(rows: pd.DataFrame, main: Setting, ranked: pd.Index, pairs: Pairs) -> None:
+    """Add to `rows` whether the ranked ones are on the Pareto fronts of accuracy and MACs, and of accuracy and speed.
+
+    A row is on a front if no row that costs no more is significantly better.
+    """
     better = pairs.better()
-    for column, cost, comparable in (
-        ("pareto", rows["macs_ratio"], np.ones_like(better)),
-        ("pareto_speed", -rows["images_per_s"], np.array(same_machine, dtype=bool).reshape(better.shape)),
-    ):
-        costs = cost[ranked].to_numpy(float)
-        beaten = (better & (costs[:, None] <= costs) & comparable).any(axis=0)
-        rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
-    order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"]}
-    rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
-    rows, over = _curves(main, rows, unranked)
-    return Ranking(parts, rows.loc[ranked], pairs, rows, over)
+    rows["pareto"] = _front(rows.loc[ranked, "macs_ratio"], better)
+
+    # Speeds are comparable only if they were measured on the same machines.
+    machines: dict[int, set[object]] = defaultdict(set)
+    tested = main.tested[["entry", "device", "environment"]].drop_duplicates()
+    for entry, device, environment in tested.itertuples(index=False):
+        machines[entry].add((device, environment))
+    same_machines = np.zeros_like(better)
+    for i, entry in enumerate(ranked):
+        for j, other in enumerate(ranked):
+            same_machines[i, j] = machines[entry] == machines[other]
+    rows["pareto_speed"] = _front(-rows.loc[ranked, "images_per_s"], better & same_machines)
+
+
+def _front(costs: pd.Series, better: np.ndarray) -> pd.Series:
+    """Return "yes" for each row that no better row beats at the same or a lower cost, else "no".
+
+    Args:
+        costs: (R,) the costs; a row with NaN has no value.
+        better: (R, R) whether the row is better than the column.
+    """
+    values = costs.to_numpy(float)
+    costs_no_more = values[:, None] <= values
+    beaten = (better & costs_no_more).any(axis=0)
+    return pd.Series(np.where(beaten, "no", "yes"), costs.index, dtype=object)[~np.isnan(values)]
 
 
 def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
@@ -384,70 +460,118 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     dense = measured.index[measured["strategy"] == DENSE][:1]
     if dense.empty or not measured.dropna(subset="line").duplicated("line").any():
         return rows.assign(line=None), None
-    # A curve has the name of its strategy. If a strategy has several, their names include the rest of the budget.
-    labels = sorted(set(measured["line"].dropna()))
-    alike = Counter(line[:2] for line in labels)
-    names_of_lines = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in labels}
+
+    # From here on `line` is the name of the curve. Dense is a curve with one point.
+    names_of_curves = _names_of_curves(set(measured["line"].dropna()))
+    rows = rows.assign(line=measured["line"].map(names_of_curves.get).astype(object))
+    rows.loc[dense, "line"] = DENSE
+    rows.loc[dense, "asked"] = 1.0
     disposals = main.tested["how"].astype(str).groupby(main.tested["entry"])
-    rows = rows.assign(
-        line=measured["line"].map(names_of_lines.get).astype(object),
-        **{
-            "how": disposals.first().where(disposals.nunique() == 1, ""),
-            "speed_up": speed_ups(main.tested),
-            "p_label": over_seeds(main.tested, {"p_label": "mean"})["p_label"],
+    rows["how"] = disposals.first().where(disposals.nunique() == 1, "")  # "" if versions differ
+    rows["speed_up"] = speed_ups(main.tested)
+    rows["p_label"] = over_seeds(main.tested, {"p_label": "mean"})["p_label"]
+
+    # Curves are compared over the common budgets only: a mean over other budgets would be another quantity.
+    points = rows.dropna(subset="line")
+    common = main.common.budgets
+    compared = points.index[points["asked"].isin(common) | (points["line"] == DENSE)]
+    heights, of_curves = _heights(main, points.loc[compared], common)
+    rows = rows.drop(columns=[name for name in of_curves if name in rows]).join(of_curves, on="line")
+    points = rows.dropna(subset="line")
+
+    budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
+    middle = min(common or budgets, key=lambda budget: (abs(budget - HALF), budget))
+    table = _rows_of_curves(main, points, compared, budgets, middle)
+
+    # A curve is ranked by its height, unless a point that counts for it is not ranked. Oracles are not ranked.
+    names = list(heights)
+    line_of_point = points.loc[compared, "line"]
+    lacking = set(line_of_point[compared.isin(main.common.apart)])
+    unfair = set(line_of_point[compared.isin(unranked)])
+    outsiders = [place for place, name in enumerate(names) if name in lacking]
+    all_pairs = paired.compare(list(heights.values()), outsiders)
+    ranked = []
+    for place, name in enumerate(names):
+        if name not in unfair and table.loc[name, "kind"] != "oracle":
+            ranked.append(place)
+    pairs = all_pairs.among(ranked)
+    table.loc[[names[place] for place in ranked], "rank"] = pairs.ranks()
+    rows["kept_accuracy_rank"] = rows["line"].map(table["rank"])
+
+    table = _in_order(
+        table,
+        {
+            "not dense": table.index != DENSE,
+            "oracle": table["kind"] == "oracle",
+            "not ranked": table["rank"] == NOT_RANKED,
+            "kept accuracy": -table["kept_accuracy"],
+            "name": table.index,
         },
     )
-    rows.loc[dense, "line"], rows.loc[dense, "asked"] = DENSE, 1.0
-    points = rows.dropna(subset="line")
-    budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
-    common = main.common.budgets
-    middle = min(common or budgets, key=lambda budget: (abs(budget - HALF), budget))
-    compared = points[points["asked"].isin(common) | (points["line"] == DENSE)]
-    heights, of_lines = _heights(main, compared, common)
-    rows = rows.drop(columns=[name for name in of_lines if name in rows]).join(of_lines, on="line")
-    points = rows.dropna(subset="line")
-    compared = points.loc[compared.index]
-
-    # One row for each strategy: its values at the middle budget, values of its curve, and its accuracy at each budget.
-    first = points.drop_duplicates("line").set_index("line")
-    table = points[(points["asked"] == middle) | (points["line"] == DENSE)].set_index("line").reindex(first.index)
-    of_strategy = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
-    shared = [key for key in (*columns.keys_of(of_strategy), "macs_at_2_at_most") if key in first]
-    table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
-    seeds = {
-        line: set.intersection(*(set(main.contenders[entry][0].means) for entry in points.index))
-        for line, points in compared.groupby("line")
-    }
-    table["n_seeds"] = table.index.map(lambda line: len(seeds.get(line, ())))
-    # At a budget that is not common, a point may have fewer seeds than the others: then it has only its own row.
-    besides = points.index.difference(compared.index)
-    alike = points.drop(besides[besides.isin(main.common.apart)])
-    for budget in budgets:
-        rows_at, key = alike[alike["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
-        missed = (rows_at["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
-        table = table.assign(**{key: rows_at["accuracy"], f"{key}_spent": rows_at["macs_ratio"].where(missed)})
-    names = list(heights)
-    unfair, lacking = (set(compared.loc[compared.index.isin(some), "line"]) for some in (unranked, main.common.apart))
-    ranked = [k for k, name in enumerate(names) if name not in unfair and table.loc[name, "kind"] != "oracle"]
-    pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in lacking]).among(ranked)
-    table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
-    rows["kept_accuracy_rank"] = rows["line"].map(table["rank"])
-    order = {
-        "not dense": table.index != DENSE,
-        "oracle": table["kind"] == "oracle",
-        "last": table["rank"] == NOT_RANKED,
-        "kept": -table["kept_accuracy"],
-        "name": table.index,
-    }
-    table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
     return rows, Curves(budgets, middle, table, pairs)
+
+
+def _names_of_curves(lines: Collection[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+    """Return the names of curves: that of the strategy, with the rest of the budget if the strategy has several.
+
+    Args:
+        lines: the curves, see `Setting.every`.
+    """
+    n_curves = Counter((strategy, kind) for strategy, kind, _ in lines)
+    names = {}
+    for strategy, kind, rest in lines:
+        has_others = n_curves[strategy, kind] > 1
+        names[strategy, kind, rest] = f"{strategy} {rest}" if has_others and rest else strategy
+    return names
+
+
+def _rows_of_curves(
+    main: Setting, points: pd.DataFrame, compared: pd.Index, budgets: Sequence[float], middle: float
+) -> pd.DataFrame:
+    """Return a row for each curve: its values at the middle budget, those of the curve, and accuracies at all budgets.
+
+    Args:
+        main: the setting of the rows.
+        points: the points of all curves, and dense.
+        compared: the entries of the points at common budgets, and of dense.
+        budgets: all budgets.
+        middle: the budget that is nearest to one half.
+    """
+    first = points.drop_duplicates("line").set_index("line")
+    at_middle = points[(points["asked"] == middle) | (points["line"] == DENSE)]
+    table = at_middle.set_index("line").reindex(first.index)
+    # These values belong to the whole curve: a curve without a point at the middle budget has them too.
+    of_curve = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
+    shared = [key for key in (*columns.keys_of(of_curve), "macs_at_2_at_most") if key in first]
+    table = table.assign(**first[shared])
+    table["rank"] = NOT_RANKED
+    table["strategy"] = table.index
+
+    # A curve has the seeds that all of its compared points have.
+    n_seeds = dict.fromkeys(table.index, 0)
+    for name, of_points in points.loc[compared].groupby("line"):
+        seeds = [set(main.contenders[entry][0].means) for entry in of_points.index]
+        n_seeds[name] = len(set.intersection(*seeds))
+    table["n_seeds"] = table.index.map(n_seeds)
+
+    # At a budget that is not common, a point may have fewer seeds than the others: then it has only its own row.
+    only_own_row = ~points.index.isin(compared) & points.index.isin(main.common.apart)
+    shown = points[~only_own_row]
+    for budget in budgets:
+        key = columns.accuracy_at(budget).key
+        of_budget = shown[shown["asked"] == budget].set_index("line")
+        missed = (of_budget["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
+        table[key] = of_budget["accuracy"]
+        table[f"{key}_spent"] = of_budget["macs_ratio"].where(missed)
+    return table
 
 
 def _heights(main: Setting, rows: pd.DataFrame, budgets: Sequence[float]) -> tuple[dict[str, Contender], pd.DataFrame]:
     """Return mean accuracies, by which curves are ranked, and kept accuracy and MACs at -2 points.
 
-    Only curves with a point at the lowest budget have them. A height also needs that this point spends less than the
-    next budget.
+    A curve is linear between its points and dense, see `curves.area`. Only curves with a point at the lowest budget
+    have these values, so that all of them span the same budgets. A height also needs that this point spends less than
+    the next budget: otherwise nothing was measured near the lowest one.
 
     Args:
         main: the setting of the rows.
@@ -455,19 +579,26 @@ def _heights(main: Setting, rows: pd.DataFrame, budgets: Sequence[float]) -> tup
         budgets: the budgets over which curves are compared.
     """
     dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
-    heights, by_name = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
-    lowest, following, *_ = *sorted(budgets), 1.0, 1.0
+    lowest, following = sorted([*budgets, 1.0, 1.0])[:2]  # dense is the next one if there is only one budget
     lowest_spent = rows[rows["asked"] == lowest].groupby("line")["macs_ratio"].min()
+    heights = {}
+    by_name = {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
     for name, points in points_of(rows).items():
+        if name not in lowest_spent:
+            continue
         spent = points["macs_ratio"].tolist()
-        contenders = [*(main.contenders[entry][0] for entry in points.index), dense]
-        if name not in lowest_spent or (height := curves.area(contenders, spent, lowest)) is None:
+        contenders = [main.contenders[entry][0] for entry in points.index]
+        contenders.append(dense)
+        height = curves.area(contenders, spent, lowest)
+        if height is None:  # the points have no seed in common
             continue
         if lowest_spent[name] < following:
             heights[name] = height
-        by_name[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
-        by_name[name] |= {"macs_at_2_at_most": True} if by_name[name]["macs_at_2"] == spent[0] else {}
+        row = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
+        if row["macs_at_2"] == spent[0]:  # the curve never falls below, so the value is an upper bound
+            row["macs_at_2_at_most"] = True
+        by_name[name] = row
     kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)
-    for place, name in enumerate(heights):
-        by_name[name] |= interval_row("kept_accuracy", kept[place])
+    for name, interval in zip(heights, kept, strict=True):
+        by_name[name] |= interval_row("kept_accuracy", interval)
     return heights, pd.DataFrame.from_dict(by_name, orient="index")

@@ -134,27 +134,37 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
 
     kinds = manifests.metrics(out)
     declared = {kind.name for kind in kinds}
+    unread = (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
 
     def wanted(name: str) -> bool:
         if not table.is_metric(name):
-            return name not in (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
-        return metrics is None or name in metrics or name in declared or ON_BACKGROUND.fullmatch(name) is not None
+            return name not in unread
+        if metrics is None or name in metrics or name in declared:
+            return True
+        return ON_BACKGROUND.fullmatch(name) is not None
 
     rows = store.rows(out, wanted).drop_columns([table.CHECKSUM])
     rows = rows.sort_by([(name, "ascending") for name in ORDER])
-    kept = {pa.string(), pa.binary()}
-    records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
-    if not (records["status"] == "ok").any():  # without a result, records have no metrics
-        lacking = [
-            name for kind in (*KINDS, *kinds) if (name := kind.name) not in records and not name.endswith(OF_GROUPS)
-        ]
-        records = records.assign(**dict.fromkeys(filter(wanted, lacking), math.nan))
+    in_arrow = {pa.string(), pa.binary()}  # more compact than objects
+    records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in in_arrow else None)
+    if not (records["status"] == "ok").any():
+        # Without a result, records have no metrics: their columns are empty.
+        empty = {}
+        for kind in (*KINDS, *kinds):
+            name = kind.name
+            if name not in records and not name.endswith(OF_GROUPS) and wanted(name):
+                empty[name] = math.nan
+        records = records.assign(**empty)
     records = describe(_with_names(records, manifests.file_names(out)), out)
     records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
+
+    # The suite with the most settings comes first.
     suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
-    records.attrs[MAIN] = list(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
-    if success := next((suite.sample_complexity for suite in suites if suite.sample_complexity), ""):
-        records.attrs[SUCCESS] = success
+    mains = [suite.main_task for suite in suites if suite.main_task]
+    records.attrs[MAIN] = list(dict.fromkeys(mains))
+    success = [suite.sample_complexity for suite in suites if suite.sample_complexity]
+    if success:
+        records.attrs[SUCCESS] = success[0]
     return records
 
 
@@ -405,46 +415,63 @@ class Setting:
     @cached_property
     def common(self) -> Common:
         """What the strategies are compared on."""
-        entries, others = self.entries, self.others[self.others["entry"].isin(self.entries.index)]
+        entries = self.entries
+        others = self.others[self.others["entry"].isin(entries.index)]
+
+        # Points of curves are compared at the common budgets only, all other entries always.
         budgets, shares, more_budgets, fewer_budgets = self._budgets()
-        on_curve = entries["asked"].isin(budgets) | entries["line"].isna() | (not budgets)
-        strategies = entries.loc[on_curve, "strategy"]
+        is_compared = entries["asked"].isin(budgets) | entries["line"].isna() | (not budgets)
+        strategies = entries.loc[is_compared, "strategy"]
 
-        # Whether an entry has a cell with any status, and with a result.
+        # Tables with a row for each entry and a column for each cell.
         cells = pd.concat([self.measured[["entry", *CELL]], others[["entry", *CELL]]])
-        has = cells.groupby(["entry", *CELL]).size().unstack(CELL).notna()
-        done = self.measured.groupby(["entry", *CELL]).size().unstack(CELL).reindex(columns=has.columns).notna()
+        has_record = cells.groupby(["entry", *CELL]).size().unstack(CELL).notna()
+        results = self.measured.groupby(["entry", *CELL]).size().unstack(CELL)
+        has_result = results.reindex(columns=has_record.columns).notna()
 
-        # A strategy without random draws is tested once on a network, unless each repetition has other test pictures.
-        draws = has.columns.get_level_values(DRAW) > 0
+        # A strategy without random draws is tested once on a network. So only the strategies that draw random numbers
+        # can have its further tests, unless each repetition has other test pictures: then all are tested repeatedly.
         pictures_vary = self._pictures_vary()
-        drawing = has.loc[:, draws].any(axis=1) | pictures_vary
-        place = {cell: k for k, cell in enumerate(has.columns)}
-        first = [k if pictures_vary else place.get((*cell[:-1], 0), k) for k, cell in enumerate(has.columns)]
+        is_further = has_record.columns.get_level_values(DRAW) > 0
+        draws = has_record.loc[:, is_further].any(axis=1) | pictures_vary
+        strategy_draws = draws[is_compared].groupby(strategies).any()
 
-        by_strategy = has[on_curve].groupby(strategies).all()
-        drawing_strategies = drawing[on_curve].groupby(strategies).any()
-        voters = np.where(draws, drawing_strategies.sum(), len(by_strategy))
-        is_common = np.array(2 * by_strategy.sum() >= voters)
+        # For each cell the place of the network's first test, or its own place if no test stands for others.
+        places = {cell: place for place, cell in enumerate(has_record.columns)}
+        first = []
+        for place, (n_train, seed, _) in enumerate(has_record.columns):
+            first.append(place if pictures_vary else places.get((n_train, seed, 0), place))
+
+        # A cell is common if at least half of the strategies that can have it do, and if dense has a result of the
+        # network's first test. A further test is common only if the first one is.
+        by_strategy = has_record[is_compared].groupby(strategies).all()
+        n_able = np.where(is_further, strategy_draws.sum(), len(by_strategy))
+        is_common = np.array(2 * by_strategy.sum() >= n_able)
         if DENSE in strategies.array:
-            is_common &= done.to_numpy()[done.index.get_loc(strategies.index[strategies == DENSE][0])][first]
+            dense = strategies.index[strategies == DENSE][0]
+            is_common &= has_result.loc[dense].to_numpy()[first]
         is_common &= is_common[first]
 
-        expected = is_common & (~draws | drawing.to_numpy()[:, None])
-        lacking = expected & ~has & on_curve.to_numpy()[:, None]
-        without_result = (expected & ~done).any(axis=1) | (not is_common.any())
-        incomplete = set(entries["line"][[*without_result.index[without_result & on_curve], *shares]].dropna())
+        # An entry is apart if it lacks an expected result. A whole curve is apart if one of its compared points is, or
+        # if it lacks a common budget.
+        is_expected = is_common & (~is_further | draws.to_numpy()[:, None])
+        lacking = is_expected & ~has_record & is_compared.to_numpy()[:, None]
+        without_result = (is_expected & ~has_result).any(axis=1) | (not is_common.any())
+        points_without = [*without_result.index[without_result & is_compared], *shares]
+        incomplete = set(entries.loc[points_without, "line"].dropna())
         apart = without_result | entries["line"].isin(incomplete)
 
-        # Results of cells that are not common.
-        more = done[on_curve].groupby(strategies).any() & ~is_common
-        relevant = ~draws | drawing_strategies.to_numpy()[:, None]
-        fewer = (more.any() & ~done[on_curve].groupby(strategies).all() & relevant).any(axis=1)
+        # Results of cells that are not common: the strategies that have some, and those that lack some of these.
+        result_of_strategy = has_result[is_compared].groupby(strategies)
+        more = result_of_strategy.any() & ~is_common
         n_more = more.sum(axis=1)
+        is_able = ~is_further | strategy_draws.to_numpy()[:, None]
+        fewer = (more.any() & ~result_of_strategy.all() & is_able).any(axis=1)
+
         no_dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
         return Common(
             dense=no_dense,
-            cells=has.columns[is_common],
+            cells=has_record.columns[is_common],
             lacking=lacking.loc[:, is_common],
             more=n_more[n_more > 0].to_dict(),
             fewer=fewer.index[fewer].tolist(),
@@ -453,7 +480,7 @@ class Setting:
             more_budgets=more_budgets,
             fewer_budgets=fewer_budgets,
             apart=set(apart.index[apart]),
-            used=self._used(done, is_common, on_curve),
+            used=self._used(has_result, is_common, is_compared),
         )
 
     def _budgets(self) -> tuple[tuple[float, ...], dict[int, set[float]], dict[str, set[float]], list[str]]:
@@ -462,42 +489,46 @@ class Setting:
         points = entries.dropna(subset="line")
         if not points.duplicated("line").any():
             return (), {}, {}, []
+        # A budget at which a curve has only failed cells was run too.
         without_result = self.every.loc[np.unique(self.others["entry"])]
         points = pd.concat([points, without_result[without_result["line"].isin(points["line"])]])
         run = points.groupby("line")["asked"].agg(set).to_dict()
-        counts = Counter(chain.from_iterable(run.values()))
-        common = {budget for budget, n in counts.items() if 2 * n >= len(run)}
-        shares = {i: lacking for i, line in entries["line"].items() if line in run and (lacking := common - run[line])}
-        others = set(counts) - common
-        more: dict[str, set[float]] = defaultdict(set)
-        for (strategy, *_), budgets in run.items():
-            more[strategy] |= budgets & others
-        fewer = sorted({strategy for (strategy, *_), budgets in run.items() if others - budgets})
-        return (
-            tuple(sorted(common, reverse=True)),
-            shares,
-            {strategy: budgets for strategy, budgets in more.items() if budgets},
-            fewer,
-        )
 
-    def _used(self, done: pd.DataFrame, is_common: np.ndarray, on_curve: pd.Series) -> pd.DataFrame:
+        n_curves = Counter(chain.from_iterable(run.values()))
+        common = {budget for budget, n in n_curves.items() if 2 * n >= len(run)}
+        others = set(n_curves) - common
+
+        shares: dict[int, set[float]] = {}
+        for entry, line in entries["line"].items():
+            if line in run and not common <= run[line]:
+                shares[entry] = common - run[line]
+        more: dict[str, set[float]] = defaultdict(set)
+        fewer: set[str] = set()
+        for (strategy, _, _), budgets in run.items():
+            more[strategy] |= budgets & others
+            if not others <= budgets:
+                fewer.add(strategy)
+        more = {strategy: budgets for strategy, budgets in more.items() if budgets}
+        return tuple(sorted(common, reverse=True)), shares, more, sorted(fewer)
+
+    def _used(self, has_result: pd.DataFrame, is_common: np.ndarray, is_compared: pd.Series) -> pd.DataFrame:
         """Return which results the board uses: common cells that all points of a curve have.
 
         So all numbers of a strategy rest on the same cells. An entry without such a cell is shown with all its results.
 
         Args:
-            done: whether a cell has a result, with a row for each entry and a column for each cell.
+            has_result: whether a cell has a result, with a row for each entry and a column for each cell.
             is_common: whether a cell is common.
-            on_curve: whether an entry is a point of a curve at a common budget, or of no curve.
+            is_compared: whether an entry is a point of a curve at a common budget, or of no curve.
         """
-        used = done & is_common
+        used = has_result & is_common
         lines = self.entries["line"]
-        points = used[on_curve & lines.notna()]
+        points = used[is_compared & lines.notna()]
         by_all = points.groupby(lines[points.index]).transform("all")
         by_all = by_all[by_all.any(axis=1)]
         used.loc[by_all.index] = by_all
         without = ~used.any(axis=1)
-        used[without] = done[without]
+        used[without] = has_result[without]
         return used
 
     def _pictures_vary(self) -> bool:
@@ -516,35 +547,59 @@ class Setting:
         """
         means = self.tested.groupby(["entry", SEED])["accuracy"].mean().dropna()
         of_entry = {entry: part.droplevel("entry").to_dict() for entry, part in means.groupby("entry")}
+
         # The records of each test, by entry and seed. A test is identified by its labels and foregrounds.
-        tests: dict[int, dict[int, dict[tuple[Any, Any], list[Any]]]] = {i: {} for i in set(self.tested["entry"])}
+        tests: dict[int, dict[int, Tests]] = {entry: {} for entry in set(self.tested["entry"])}
         names = ["entry", SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
         for row in self.tested[names].itertuples(index=False):
             if row.test_predictions:
                 of_seed = tests[row.entry].setdefault(row.seed, defaultdict(list))
                 of_seed[row.test_labels, row.test_foregrounds].append(row)
-        numbers = cache(numbers_of)
+
+        numbers = cache(numbers_of)  # strategies share the arrays
         contenders = {}
-        for entry, seeds in tests.items():
-            hits: dict[int, tuple[Hashable, np.ndarray]] = {}
-            item_groups: dict[str, dict[int, np.ndarray]] = {GROUPS: {}, FOREGROUNDS: {}}
-            for seed, of_seed in seeds.items():
-                draws = [of_seed[test] for test in sorted(of_seed)]
-                hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in draws])
-                for name, parts in item_groups.items():
-                    if all(getattr(rows[0], name) for rows in draws):
-                        parts[seed] = _join([numbers(getattr(rows[0], name), rows[0].test_items) for rows in draws])
-            if any(item_hits.dtype != bool for _, item_hits in hits.values()):
-                hits = {seed: (name, item_hits.astype(float)) for seed, (name, item_hits) in hits.items()}
-            foregrounds = item_groups[FOREGROUNDS]
-            repeated = (
-                len(foregrounds) == len(seeds) > 0 and np.bincount(np.concatenate(list(foregrounds.values()))).max() > 1
-            )
-            contenders[entry] = (
-                Contender(of_entry.get(entry, {}), hits, foregrounds if repeated else None),
-                item_groups[GROUPS],
-            )
+        for entry, of_seeds in tests.items():
+            contenders[entry] = _contender(of_entry.get(entry, {}), of_seeds, numbers)
         return contenders
+
+
+Tests = dict[tuple[Any, Any], list[Any]]
+"""The records of the tests of one seed, by the labels and foregrounds of the test; several draws have several."""
+
+
+def _contender(
+    means: Mapping[int, float], tests: Mapping[int, Tests], numbers: Any
+) -> tuple[Contender, dict[int, np.ndarray]]:
+    """Return a contender, and for each seed the group of each test item, if known.
+
+    Args:
+        means: the accuracy of each seed.
+        tests: the tests of each seed.
+        numbers: `numbers_of`, with a cache.
+    """
+    hits: dict[int, tuple[Hashable, np.ndarray]] = {}
+    groups: dict[int, np.ndarray] = {}
+    foregrounds: dict[int, np.ndarray] = {}
+    for seed, of_seed in tests.items():
+        names = sorted(of_seed)
+        hits[seed] = tuple(names), _join([_hits(of_seed[name], numbers) for name in names])
+        first = [of_seed[name][0] for name in names]  # all draws of a test have its items
+        if all(row.test_groups for row in first):
+            groups[seed] = _join([numbers(row.test_groups, row.test_items) for row in first])
+        if all(row.test_foregrounds for row in first):
+            foregrounds[seed] = _join([numbers(row.test_foregrounds, row.test_items) for row in first])
+
+    # If the draws of one seed differ, its hits are shares. Then those of all seeds are.
+    if any(item_hits.dtype != bool for _, item_hits in hits.values()):
+        hits = {seed: (name, item_hits.astype(float)) for seed, (name, item_hits) in hits.items()}
+
+    # Items with the same foreground form a cluster, if it occurs more than once.
+    clusters = None
+    if tests and len(foregrounds) == len(tests):
+        n_items = np.bincount(np.concatenate(list(foregrounds.values())))
+        if n_items.max() > 1:
+            clusters = foregrounds
+    return Contender(means, hits, clusters), groups
 
 
 def _hits(rows: Sequence[Any], numbers: Any) -> np.ndarray:
@@ -568,37 +623,49 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     Args:
         frame: records, from `frame_of`.
     """
+    entries = _entries(frame)
+    ok = (frame["status"] == "ok").to_numpy(bool)
+    measured_records = frame[ok]
+    other_records = frame[~ok]
+    measured_records.attrs = other_records.attrs = {}  # pandas would copy them with each part
+    others_of = {where: part for where, part in other_records.groupby(["task", "setting", "track"], observed=True)}
+
+    # All numbers of training samples are together if the task has a success criterion.
+    size = measured_records["n_train"].where(measured_records["success"].isna(), 0).rename("size")
+    groups = measured_records.groupby(["task", "setting", size, "track"], observed=True, sort=False)
+    of_names: dict[tuple[str, str], list[Setting]] = defaultdict(list)
+    for (task, text, n_train, track), measured in groups:
+        others = others_of.get((task, text, track), other_records[:0])
+        if n_train:
+            others = others[others["n_train"] == n_train]
+        model = str(measured["model"].iloc[0])
+        setting = Setting(task, task, model, text, int(n_train), track, measured, others, entries)
+        of_names[task, model].append(setting)
+
+    # Settings of the same task and model are told apart by the parameters in which they differ.
+    settings = []
+    for (task, model), alike in of_names.items():
+        task_params = _varying([setting.params[0] for setting in alike])
+        model_params = _varying([setting.params[1] for setting in alike])
+        tracks = {setting.track for setting in alike}
+        for setting, of_task, of_model in zip(alike, task_params, model_params, strict=True):
+            if len(tracks) > 1:
+                of_task["track"] = setting.track
+            name_of_task = plain(label(task, of_task), 1000)
+            name_of_model = plain(label(model, of_model), 1000)
+            settings.append(replace(setting, task=name_of_task, model=name_of_model))
+    return sorted(settings, key=lambda setting: (setting.source, setting.setting, setting.n_train, setting.track))
+
+
+def _entries(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each entry of the records, see `Setting.every`."""
     first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
     entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
-    entries["line"] = pd.Series(
-        [
-            (strategy, kind, besides_share(budget, share)) if strategy != DENSE and share < 1 else None
-            for strategy, kind, budget, share in entries.itertuples(index=False)
-        ],
-        entries.index,
-        dtype=object,
-    )
-    names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
-    good, bad = frame[ok], frame[~ok]
-    good.attrs = bad.attrs = {}  # pandas would copy them with each part
-    size = good["n_train"].where(good["success"].isna(), 0).rename("size")
-    others = {where: part for where, part in bad.groupby(names, observed=True)}
-    alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
-    for (task, text, n, track), records in good.groupby(["task", "setting", size, "track"], observed=True, sort=False):
-        without_result = others.get((task, text, track), bad[:0])
-        without_result = without_result[without_result["n_train"] == n] if n else without_result
-        model = str(records["model"].iloc[0])
-        alike[task, model].append(Setting(task, task, model, text, int(n), track, records, without_result, entries))
-    settings = []
-    for (task, model), of_names in alike.items():
-        tasks, models = (_varying([setting.params[part] for setting in of_names]) for part in (0, 1))
-        tracks = {setting.track for setting in of_names}
-        for place, setting in enumerate(of_names):
-            of_task, of_model = tasks[place], models[place]
-            of_task |= {"track": setting.track} if len(tracks) > 1 else {}
-            labels = plain(label(task, of_task), 1000), plain(label(model, of_model), 1000)
-            settings.append(replace(setting, task=labels[0], model=labels[1]))
-    return sorted(settings, key=lambda setting: (setting.source, setting.setting, setting.n_train, setting.track))
+    lines = []
+    for strategy, kind, budget, share in entries.itertuples(index=False):
+        is_point = strategy != DENSE and share < 1
+        lines.append((strategy, kind, besides_share(budget, share)) if is_point else None)
+    return entries.assign(line=pd.Series(lines, entries.index, dtype=object))
 
 
 def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -624,22 +691,35 @@ def about(setting: Setting) -> str:
     """Return one sentence on the data, and one on the networks and the track."""
     task, model = setting.params
     dense = dense_of(setting.tested)
+
     pictures = pictures_of(setting)
     data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
-    pixels, patch = task.get("canvas"), model.get("patch")
+    pixels = task.get("canvas")
+    patch = model.get("patch")
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
     tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
     if len(tests):
-        classes = {number for text, n in tests.itertuples(index=False) for number in numbers_of(text, n)}
-        data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test {items_of(setting)} for each network"]
-    data += [f"class folders are numbered {words}"] if (words := numbering(task)) else []
-    number = len(setting.seeds)
+        classes: set[int] = set()
+        for labels, n in tests.itertuples(index=False):
+            classes.update(numbers_of(labels, n).tolist())
+        data.append(f"{len(classes)} classes")
+        data.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(setting)} for each network")
+    rule = numbering(task)
+    if rule:
+        data.append(f"class folders are numbered {rule}")
+
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
-    size += [f"{weights / 1e6:.2g} M weights"] if (weights := dense["parameters"].mean()) > 0 else []
-    size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
-    size += [few(sorted(setting.networks.values()), NAMED)] if setting.networks else []
-    title = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
-    networks = " ".join([title, *([f"({', '.join(size)})"] if size else [])])
+    weights = dense["parameters"].mean()
+    if weights > 0:
+        size.append(f"{weights / 1e6:.2g} M weights")
+    if model.get("precision") == "bfloat16":
+        size.append("in bfloat16")
+    if setting.networks:
+        size.append(few(sorted(setting.networks.values()), NAMED))
+    number = len(setting.seeds)
+    networks = f"{number or 'no'} network{'' if number == 1 else 's'} of model {setting.model}"
+    if size:
+        networks = f"{networks} ({', '.join(size)})"
     track = TRACKS.get(setting.track, setting.track)
     return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 1000)
