@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_KEY, over_budget, rank_ends
+from sparsebench.board.columns import BY_KEY, Column, over_budget, rank_ends
 from sparsebench.board.judge import Curves, points_of
 from sparsebench.board.settings import DENSE, about
 from sparsebench.errors import UserError, plain, short_names, unknown
@@ -100,28 +100,38 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     """
     if quantity not in quantities(board):
         raise UserError("the board has no results of this quantity", got=quantity, allowed=quantities(board))
-    ranking, column = board.judged.over_budgets, BY_KEY[COLUMN[quantity]]
-    setting, rows = board.judged.parts.get(column.part), board.judged.rows
+    column = BY_KEY[COLUMN[quantity]]
+    rows = board.judged.rows
+    setting = board.judged.parts.get(column.part)
     words = "" if setting is None else about(setting)
+    ranking = board.judged.over_budgets
     if ranking is not None and ranking.curves is not None:
-        if quantity == ACCURACY and any(len(line.x) > 1 for line in _lines(ranking.every, ranking.curves).values()):
-            return curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
-        rows = rows[~rows["asked"].isin(set(ranking.curves.budgets) - {ranking.curves.middle})]
-    # One row for each strategy, at the budget nearest to one half; without curves, one for each strategy and budget.
-    values = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *column.keys])
-    values.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
-    values = values[values["value"].notna()]
-    unique = ~values["strategy"].duplicated(keep=False) | (values["strategy"] == DENSE)
-    values["label"] = values["strategy"].where(unique, values["strategy"] + ", " + values["budget"].astype(str))
-    values = values.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
+        if quantity == ACCURACY:
+            lines = _lines(ranking.every, ranking.curves)
+            if any(len(line.x) > 1 for line in lines.values()):
+                return curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
+        # One row for each strategy, at the budget nearest to one half; without curves all rows are drawn.
+        other_budgets = set(ranking.curves.budgets) - {ranking.curves.middle}
+        rows = rows[~rows["asked"].isin(other_budgets)]
+    values = _values(rows, column)
     if quantity != SAMPLES:
         values[["value", "low", "high"]] *= 100
     title, unit = DOTS[quantity]
     budgets = values.loc[values["strategy"] != DENSE, "budget"].unique()
     budget = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
-    return dots(
-        values, " ".join(filter(None, (title, budget, words))), unit, strategies, width, samples=quantity == SAMPLES
-    )
+    title = " ".join(filter(None, (title, budget, words)))
+    return dots(values, title, unit, strategies, width, samples=quantity == SAMPLES)
+
+
+def _values(rows: pd.DataFrame, column: Column) -> pd.DataFrame:
+    """Return the values of a column as `dots` takes them, with the budgets. Labels name the budget if needed."""
+    values = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *column.keys])
+    values.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
+    values = values[values["value"].notna()]
+    names = values["strategy"]
+    unique = ~names.duplicated(keep=False) | (names == DENSE)
+    values["label"] = names.where(unique, names + ", " + values["budget"].astype(str))
+    return values.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
 
 
 def curves(
@@ -152,35 +162,52 @@ def curves(
     chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over, third_party)
     references = [name for name in REFERENCES if name in lines and name not in chosen]
     looks = {name: LOOKS[name] for name in references}
-    looks |= {name: style.series(place) for place, name in enumerate(chosen)}
-    coloured, others = [lines[name] for name in looks], [line for name, line in lines.items() if name not in looks]
-    bottom = _bottom(coloured)
-    deep = "; lines that leave the chart lose more" if any(line.y.min() < bottom for line in others) else ""
-    notes = f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
-    notes += f"The vertical axis is stretched near dense.{f' Grey: all others{deep}.' if others else ''} "
-    notes += "" if strategies else f"In colour: {named_by_default(rows, third_party)}. "
-    notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
+    for place, name in enumerate(chosen):
+        looks[name] = style.series(place)
+    named = [lines[name] for name in looks]
+    others = [line for name, line in lines.items() if name not in looks]
+    bottom = _bottom(named)
+
+    notes = [f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy."]
+    notes.append("Bars: 95 % intervals of differences. The vertical axis is stretched near dense.")
+    if any(line.y.min() < bottom for line in others):
+        notes.append("Grey: all others; lines that leave the chart lose more.")
+    elif others:
+        notes.append("Grey: all others.")
+    if not strategies:
+        notes.append(f"In colour: {named_by_default(rows, third_party)}.")
+    if width == "two":
+        notes += [f"{REFERENCES[name]}." for name in references]
+
+    # Names at the ends of the lines need room.
+    high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
     with _sheet(width):
-        figure, axis = _new(width, max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2), title, notes)
+        figure, axis = _new(width, high, title, " ".join(notes))
         axis.set_yscale("asinh", linear_width=LINEAR)
         axis.axhline(0, color=style.BLACK, linewidth=style.THIN)
         for line in others:
             axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=style.THIN, zorder=1)
-        for name, look in looks.items():
-            line, order = lines[name], 3 if look.marker else 2
-            axis.plot([1, *line.x], [0, *line.y], color=look.color, linestyle=look.linestyle, zorder=order, label=name)
-            if look.marker:
-                axis.plot(line.x, line.y, look.marker, color=look.color, mec="white", mew=0.4, zorder=4)
-                axis.vlines(line.x, line.low, line.high, color=look.color, linewidth=0.8, alpha=0.7)
-        last = min(line.x[-1] for line in coloured)
+        for line, look in zip(named, looks.values(), strict=True):
+            _plot(axis, line, look)
+        # The axis ends a little beyond the smallest share of MACs.
+        last = min(line.x[-1] for line in named)
         axis.set_xlim(1, last - 0.01 * (1 - last))
         axis.xaxis.set_major_formatter("{x:g}")
-        _fit(axis, bottom, max(0.2, *(line.high.max() for line in coloured)))
+        _fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
-        _label(figure, axis, coloured, list(looks.values()), bottom, style.LETTERS[width])
+        _label(figure, axis, named, list(looks.values()), bottom, style.LETTERS[width])
     return figure
+
+
+def _plot(axis: Axes, line: _Line, look: style.Series) -> None:
+    """Draw a named line from dense on; one with markers has its intervals too, and is above the references."""
+    order = 3 if look.marker else 2
+    axis.plot([1, *line.x], [0, *line.y], color=look.color, linestyle=look.linestyle, zorder=order, label=line.name)
+    if look.marker:
+        axis.plot(line.x, line.y, look.marker, color=look.color, mec="white", mew=0.4, zorder=4)
+        axis.vlines(line.x, line.low, line.high, color=look.color, linewidth=0.8, alpha=0.7)
 
 
 def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[str] = ()) -> list[str]:
@@ -235,61 +262,77 @@ def dots(
     Raises:
         UserError: a chosen strategy has no value.
     """
-    from matplotlib.ticker import LogLocator, NullLocator
-
     values = values[values["value"].notna() & ~(values["macs_ratio"] > 1 + 1e-6)]
     if strategies:
         _check(strategies, set(values["strategy"]))
         values = values[values["strategy"].isin([*strategies, DENSE])]
-    order = values.sort_values("value", ascending=samples, kind="stable")
-    order, note = _best(order)
-    value, low, high = (order[name].to_numpy(float) for name in ("value", "low", "high"))
-    place, reached, dense = np.arange(len(order)), np.isfinite(value), (order["strategy"] == DENSE).to_numpy()
-    low, high = np.fmin(low, value), np.fmax(high, value)
-    high = np.where(np.isinf(high), 1.2 * max(high[np.isfinite(high)], default=1.0), high)
+    values = values.sort_values("value", ascending=samples, kind="stable")
+    values, note = _best(values)
     with _sheet(width):
-        figure, axis = _new(width, max(0.16 * len(order) + 0.1, 0.5), title, note)
-        if order.empty:
+        figure, axis = _new(width, max(0.16 * len(values) + 0.1, 0.5), title, note)
+        if values.empty:
             axis.set_axis_off()
         if samples:
-            axis.set_xscale("log")
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.xaxis.set_minor_locator(NullLocator())
-        of_kind = {name: (order["kind"] == name).to_numpy() & ~dense for name in KINDS}
-        for words, color, marker, which in (
-            *((*KINDS[name], which) for name, which in of_kind.items()),
-            (DENSE, style.BLACK, "D", dense),
-        ):
-            if (drawn := which & reached).any():
-                axis.hlines(place[drawn], low[drawn], high[drawn], color=color, linewidth=1)
-                axis.plot(value[drawn], place[drawn], marker, color=color, label=words)
-        for at in value[dense & reached]:
-            axis.axvline(at, color=style.BLACK, linewidth=style.THIN, linestyle=(0, (4, 2)))
-        for row in place[~reached]:
-            axis.annotate(
-                "not reached ",
-                (1, row),
-                xycoords=("axes fraction", "data"),
-                color=style.DARK,
-                ha="right",
-                va="center",
-                fontsize=7,
-                bbox={"color": "white", "pad": 0},
-            )
-        short = short_names(order["label"], style.LETTERS[width])
-        axis.set_yticks(place, [plain(short[name]) for name in order["label"]])
-        for row in np.flatnonzero(dense):
-            axis.get_yticklabels()[row].set_fontweight("bold")
-        axis.set_ylim(len(order) - 0.4, -0.6)
+            _use_logarithm(axis)
+        _add_dots(axis, values)
+
+        dense = (values["strategy"] == DENSE).to_numpy()
+        short = short_names(values["label"], style.LETTERS[width])
+        axis.set_yticks(range(len(values)), [plain(short[name]) for name in values["label"]])
+        for place in np.flatnonzero(dense):
+            axis.get_yticklabels()[place].set_fontweight("bold")
+        axis.set_ylim(len(values) - 0.4, -0.6)
         axis.tick_params(axis="y", length=0)
         axis.spines["left"].set_visible(False)
         axis.set_xlabel(f"{unit}; bars: 95 % intervals")
         axis.grid(axis="both")
-        if handles := axis.get_legend_handles_labels()[0]:
+        handles, _ = axis.get_legend_handles_labels()
+        if handles:
             columns = len(handles) if width == "two" else 2
             figure.legend(loc="outside lower left", ncols=columns, handletextpad=0.1, columnspacing=1.2)
     return figure
+
+
+def _use_logarithm(axis: Axes) -> None:
+    """Make the horizontal axis logarithmic, with ticks at 1, 2 and 5 times the powers of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_locator(NullLocator())
+
+
+def _add_dots(axis: Axes, values: pd.DataFrame) -> None:
+    """Draw the dots and intervals of the rows from top to bottom, and a vertical line at dense."""
+    value = values["value"].to_numpy(float)
+    reached = np.isfinite(value)
+    # A row without an interval has a bar of no length. A bar without an end goes beyond all others.
+    low = np.fmin(values["low"].to_numpy(float), value)
+    high = np.fmax(values["high"].to_numpy(float), value)
+    beyond = 1.2 * max(high[np.isfinite(high)], default=1.0)
+    high = np.where(np.isinf(high), beyond, high)
+
+    places = np.arange(len(values))
+    kind = values["kind"].mask(values["strategy"] == DENSE, DENSE).to_numpy()
+    for name, (words, color, marker) in {**KINDS, DENSE: (DENSE, style.BLACK, "D")}.items():
+        drawn = (kind == name) & reached
+        if drawn.any():
+            axis.hlines(places[drawn], low[drawn], high[drawn], color=color, linewidth=1)
+            axis.plot(value[drawn], places[drawn], marker, color=color, label=words)
+    for x in value[(kind == DENSE) & reached]:
+        axis.axvline(x, color=style.BLACK, linewidth=style.THIN, linestyle=(0, (4, 2)))
+    for place in places[~reached]:
+        axis.annotate(
+            "not reached ",
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            color=style.DARK,
+            ha="right",
+            va="center",
+            fontsize=7,
+            bbox={"color": "white", "pad": 0},
+        )
 
 
 def _best(order: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -379,43 +422,68 @@ def _label(
     figure: Figure, axis: Axes, lines: Sequence[_Line], looks: Sequence[style.Series], bottom: float, letters: int
 ) -> None:
     """Put a name at the end of each line, moved up or down so that names do not overlap, and connect both."""
-    labels: list[Annotation] = []
     short = short_names([line.name for line in lines], letters)
+    labels: list[Annotation] = []
     for line in lines:
-        beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
-        labels.append(
-            axis.annotate(
-                plain(short[line.name]) + beyond,
-                (1, 0.5),
-                (20, 0),
-                "axes fraction",
-                "offset points",
-                va="center",
-                annotation_clip=False,
-            )
+        text = plain(short[line.name])
+        if line.y[-1] < bottom:
+            text += f" ({line.y[-1]:.0f})"
+        label = axis.annotate(
+            text,
+            xy=(1, 0.5),
+            xytext=(20, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
         )
+        labels.append(label)
+
+    # The layout makes room for the names at any height, and is then kept: all positions below are in pixels.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    box, dpi = axis.get_window_extent(), figure.dpi
-    distance = max(label.get_window_extent().height for label in labels) * 1.02
+    box = axis.get_window_extent()
     ends = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
-    heights = np.clip(ends[:, 1], box.y0, box.y1)
-    order = np.argsort(-heights, kind="stable")
-    # Positions from top to bottom with at least this distance: the mean of moving names only down and only up.
-    steps = distance * np.arange(len(heights))
-    falling = heights[order] + steps
-    placed = (np.minimum.accumulate(falling) + np.maximum.accumulate(falling[::-1])[::-1]) / 2 - steps
-    placed += min(0.0, box.y1 + 0.1 * dpi - placed[0])
-    placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
-    back = axis.transData.inverted().transform
-    for rank, place in enumerate(order):
-        look, height, x = looks[place], placed[rank], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
-        labels[place].xy = (1, (height - box.y0) / box.height)
+    ends[:, 1] = np.clip(ends[:, 1], box.y0, box.y1)
+    distance = 1.02 * max(label.get_window_extent().height for label in labels)
+    margin = 0.1 * figure.dpi
+    heights = _apart(ends[:, 1], distance, box.y0 - margin, box.y1 + margin)
+    for label, height in zip(labels, heights, strict=True):
+        label.xy = (1, (height - box.y0) / box.height)
+
+    # Right of the chart a connection leaves the height of its line, reaches that of the name, and ends with the marker.
+    leaves, reaches, marker = box.x1 + np.array([0.03, 0.15, 0.2]) * figure.dpi
+    to_data = axis.transData.inverted().transform
+    # From top to bottom: connections of lower names are drawn above those of higher ones.
+    for place in np.argsort(-ends[:, 1], kind="stable"):
         if lines[place].y[-1] < bottom:
             continue
-        joint = back([(ends[place, 0], heights[place]), (x[0], heights[place]), (x[1], height), (x[2], height)])
-        far = box.x1 - ends[place, 0] > 0.05 * box.width  # a solid line would look like data
-        axis.plot(
-            *joint.T, color=look.color, linewidth=style.THIN, linestyle=(0, (1, 4)) if far else "-", clip_on=False
-        )
-        axis.plot(*joint[-1:].T, look.marker or "none", color=look.color, clip_on=False)
+        look = looks[place]
+        x, y = ends[place]
+        height = heights[place]
+        joints = to_data([(x, y), (leaves, y), (reaches, height), (marker, height)])
+        # A solid line across the chart would look like data.
+        is_far = box.x1 - x > 0.05 * box.width
+        dashes = (0, (1, 4)) if is_far else "-"
+        axis.plot(*joints.T, color=look.color, linewidth=style.THIN, linestyle=dashes, clip_on=False)
+        axis.plot(*joints[-1:].T, look.marker or "none", color=look.color, clip_on=False)
+
+
+def _apart(heights: np.ndarray, distance: float, bottom: float, top: float) -> np.ndarray:
+    """Return heights near the given ones that differ by at least `distance`, in the same order.
+
+    They are the mean of two solutions: moving heights only down, and only up. All are then shifted below `top`, or else
+    above `bottom`.
+    """
+    order = np.argsort(-heights, kind="stable")
+    steps = distance * np.arange(len(heights))
+    # With the steps added, heights that are far enough apart do not rise.
+    levels = heights[order] + steps
+    down = np.minimum.accumulate(levels)
+    up = np.maximum.accumulate(levels[::-1])[::-1]
+    placed = (down + up) / 2 - steps
+    placed += min(0.0, top - placed[0])
+    placed += max(0.0, bottom - placed[-1])
+    result = np.empty_like(placed)
+    result[order] = placed
+    return result

@@ -26,7 +26,7 @@ from sparsebench.board.columns import (
     text_of,
 )
 from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
-from sparsebench.board.settings import DENSE, SEED, about, besides_share, items_of, over_seeds, speed_ups
+from sparsebench.board.settings import DENSE, SEED, Setting, about, besides_share, items_of, over_seeds, speed_ups
 from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.records.table import ITEMS
@@ -183,33 +183,57 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
 
 def best(ranking: Ranking, title: str = "") -> Table:
     """Return a description of data and networks, with the most accurate and the tied strategies at each budget."""
-    every, ranked = dicts(ranking.every), dicts(ranking.rows)
+    every = dicts(ranking.every)
     no_gain = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
     rows = [{**row, **no_gain, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
-    random = {_budget_of(row): row["accuracy"] for row in reversed(ranked) if row["strategy"] == RANDOM}
-    budgets = defaultdict[tuple[float, str], list[int]](list)
-    for i, (row, over) in enumerate(zip(ranked, over_budget(ranking.rows), strict=True)):
+    rows += _best_at_budgets(ranking)
+    devices = {row["device"] for row in every} - {None}
+    where = ", ".join(["on the same machine", *sorted(devices)])
+    speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
+    columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
+    return Table(
+        rows,
+        columns,
+        title,
+        above=about(ranking.setting),
+        below=against_random(ranking),
+        main=False,
+        explained=True,
+    )
+
+
+def _best_at_budgets(ranking: Ranking) -> list[Row]:
+    """Return a row for each budget: the most accurate strategy, and those that are statistically tied with it."""
+    ranked = dicts(ranking.rows)
+    over = over_budget(ranking.rows)
+    random: dict[tuple[float, str], float] = {}
+    candidates: dict[tuple[float, str], list[int]] = {}
+    for place, (row, is_over) in enumerate(zip(ranked, over, strict=True)):
+        budget = _budget_of(row)
+        if row["strategy"] == RANDOM:
+            random.setdefault(budget, row["accuracy"])
         if row["kind"] == "deployable":
-            budgets[_budget_of(row)] += [] if over else [i]
-    for (share, label), places in sorted(budgets.items()):
+            # A budget that all strategies exceed has a row too, without a strategy.
+            candidates.setdefault(budget, [])
+            if not is_over:
+                candidates[budget].append(place)
+    rows = []
+    for budget, places in sorted(candidates.items()):
         better = ranking.pairs.among(places).better()
-        first, *others = sorted(
-            (ranked[i] for k, i in enumerate(places) if not better[:, k].any()), key=lambda row: -row["accuracy"]
-        ) or [{}]
+        unbeaten = [ranked[place] for k, place in enumerate(places) if not better[:, k].any()]
+        unbeaten.sort(key=lambda row: -row["accuracy"])
+        first = unbeaten[0] if unbeaten else {}
+        share, label = budget
         rows.append(
             {
                 **first,
                 "budget": label or f"{-share:g}",
-                "random": random.get((share, label)),
+                "random": random.get(budget),
                 "best": first.get("strategy"),
-                "equal": few([row["strategy"] for row in others], TIED),
+                "equal": few([row["strategy"] for row in unbeaten[1:]], TIED),
             }
         )
-    where = ", ".join(["on the same machine", *sorted({row["device"] for row in every} - {None})])
-    speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
-    columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
-    above, below = about(ranking.setting), against_random(ranking)
-    return Table(rows, columns, title, above, below, main=False, explained=True)
+    return rows
 
 
 def against_random(ranking: Ranking) -> str:
@@ -246,42 +270,57 @@ def _budget_of(row: Row) -> tuple[float, str]:
 
 def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
     """Return the table with a row for each strategy, and the tables of gaps and trials, if any."""
+    legend = [*LEGEND]
+    beyond = (ranking.every["accuracy"].notna() & ranking.every["line"].isna()).sum()
+    if beyond:
+        legend.append(f"{beyond} rows have budgets that are no shares of dense MACs; CSV and JSON have them.")
+    columns = _columns_of_curves(ranking, board, judged)
+    tables = [Table(dicts(board.rows), columns, title, legend=legend, explained=True)]
+    # Dense comes first, oracles come last.
+    rows = dicts(ranking.every.sort_index())
+    rows.sort(key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE))
+    for heading, key, quantity, of_part in (
+        ("Spurious correlations", "accuracy_with_gap", "aligned_gap", GAPS),
+        ("Sample complexity", "sample_complexity", "sample_complexity", TRIALS),
+    ):
+        measured = [row for row in rows if row.get(key) is not None]
+        if not measured:
+            continue
+        # The columns of a board over all tasks name the task that they were taken from.
+        tasks = [column.task for column in judged.columns if column.key == quantity and column.task]
+        task = tasks[0] if tasks else ranking.task
+        tables.append(Table(measured, of_part, f"{heading}, task {task}", main=False, explained=True))
+    return tables
+
+
+def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> list[Column]:
+    """Return the columns of the table with a row for each strategy.
+
+    Columns of one budget only are those of the budget nearest to one half; their headings name it.
+    """
     suffix = accuracy_at(board.middle).heading
-    declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", ranking.task)]
-    at_middle = (BY_KEY["speed_up"], BY_KEY["p_label"], *declared)
-    columns = (
-        BY_KEY["rank"]._replace(
-            what="by kept accuracy; 3-9: two strategies are significantly better than it, six do not differ "
-            "significantly from it, and all others are worse; dense has no rank"
-        ),
-        *(BY_KEY[key] for key in ("strategy", "how", "kept_accuracy", "macs_at_2")),
+    ranks = (
+        "by kept accuracy; 3-9: two strategies are significantly better than it, six do not differ significantly from "
+        "it, and all others are worse; dense has no rank"
+    )
+    columns = [
+        BY_KEY["rank"]._replace(what=ranks),
+        BY_KEY["strategy"],
+        BY_KEY["how"],
+        BY_KEY["kept_accuracy"],
+        BY_KEY["macs_at_2"],
         *map(accuracy_at, board.budgets),
         BY_KEY["random_inside_delta"]._replace(heading=f"gain over random_inside {suffix}"),
         BY_KEY["versus_random_inside"],
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {suffix}"),
-        *(column._replace(heading=f"{column.heading} {suffix}") for column in at_middle),
-        *([BY_KEY["n_seeds"]] if board.rows["n_seeds"].nunique() > 1 else []),
-        BY_KEY["checks"],
-        BY_KEY["badge"],
-    )
-    beyond = (ranking.every["accuracy"].notna() & ranking.every["line"].isna()).sum()
-    beyond_curves = (
-        (f"{beyond} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if beyond else ()
-    )
-    tables = [Table(dicts(board.rows), columns, title, legend=(*LEGEND, *beyond_curves), explained=True)]
-    rows = sorted(
-        dicts(ranking.every.sort_index()), key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE)
-    )
-    for heading, key, of_part in (
-        ("Spurious correlations", "accuracy_with_gap", GAPS),
-        ("Sample complexity", "sample_complexity", TRIALS),
-    ):
-        if part := [row for row in rows if row.get(key) is not None]:
-            task = next(
-                (column.task for column in judged.columns if column.key == of_part[2].key and column.task), ranking.task
-            )
-            tables.append(Table(part, of_part, f"{heading}, task {task}", main=False, explained=True))
-    return tables
+    ]
+    declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", ranking.task)]
+    for column in (BY_KEY["speed_up"], BY_KEY["p_label"], *declared):
+        columns.append(column._replace(heading=f"{column.heading} {suffix}"))
+    if board.rows["n_seeds"].nunique() > 1:
+        columns.append(BY_KEY["n_seeds"])
+    columns += [BY_KEY["checks"], BY_KEY["badge"]]
+    return columns
 
 
 def only(report: Report | Table, strategies: Sequence[str]) -> Report:
@@ -410,46 +449,72 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
 
 
 def _shift(sets: list[Ranking]) -> Table:
+    """Return the table of one network. The sets have numbers by falling accuracy of dense, from 0."""
     sets = sorted(sets, key=lambda ranking: -ranking.rows.loc[ranking.rows["strategy"] == DENSE, "accuracy"].max())
-    columns, parts = [*BY_BUDGET], []
-    on_each = [pd.MultiIndex.from_frame(ranking.rows[["budget", "strategy"]]) for ranking in sets]
-    on_all = reduce(pd.MultiIndex.intersection, on_each)
-    for number, (ranking, names) in enumerate(zip(sets, on_each, strict=True)):
-        name, at, rank = ranking.setting.params[0].get("images", ranking.task), f"accuracy_{number}", f"rank_{number}"
-        columns += [
-            Column(at, name, "percent", f"accuracy on {name}"),
-            Column(rank, "rank", "text", f"possible ranks on {name}, among the strategies of the budget on all sets"),
-        ]
-        ranks = pd.Series("", ranking.rows.index)
-        budgets = ranking.rows["budget"].where(names.isin(on_all))
-        for places in ranking.rows.groupby(budgets).indices.values():
-            ranks.iloc[places] = ranking.pairs.among(places).ranks()
-        cells = ranking.rows.assign(
-            **{at: ranking.rows["accuracy"], rank: ranks.mask(ranking.rows["strategy"] == DENSE, "")}
+    names = [ranking.setting.params[0].get("images", ranking.task) for ranking in sets]
+    entries = [pd.MultiIndex.from_frame(ranking.rows[["budget", "strategy"]]) for ranking in sets]
+    on_all = reduce(pd.MultiIndex.intersection, entries)
+    columns = [*BY_BUDGET]
+    parts = []
+    for number, ranking in enumerate(sets):
+        name = names[number]
+        ranks = f"possible ranks on {name}, among the strategies of the budget on all sets"
+        columns.append(Column(f"accuracy_{number}", name, "percent", f"accuracy on {name}"))
+        columns.append(Column(f"rank_{number}", "rank", "text", ranks))
+        part = pd.DataFrame(
+            {
+                f"accuracy_{number}": ranking.rows["accuracy"].to_numpy(),
+                f"rank_{number}": _ranks_of_budgets(ranking, entries[number].isin(on_all)).to_numpy(),
+            },
+            index=entries[number],
         )
-        parts.append(cells.set_index(["budget", "strategy"])[[at, rank]])
+        parts.append(part)
     rows = pd.concat(parts, axis=1).reset_index()
     rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"])
     rows = rows.sort_values(["other", "budget", "down"])
-    # Rank correlation between the first set and each other set, over budgets with three or more strategies.
-    several = [part for _, part in rows[rows["other"]].groupby("budget") if len(part) >= 3]
-    first, *others = columns[2::2]
-    taus = {
-        column.heading: np.mean([part[column.key].corr(part[first.key], method="kendall") for part in several])
-        for column in (others if several else ())
-    }
-    correlations = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
-    over = f"mean over {len(several)} budgets" if len(several) > 1 else "one budget"
-    alike = f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {correlations}."
-    legend = [alike] if correlations else []
+    legend = []
+    correlations = _rank_correlations(rows[rows["other"]], names)
+    if correlations:
+        legend.append(correlations)
     if len({tuple(ranking.setting.seeds) for ranking in sets}) > 1:
-        tests = (
-            f"{len(ranking.setting.seeds)} on {column.heading}"
-            for ranking, column in zip(sets, columns[2::2], strict=True)
-        )
+        tests = [f"{len(ranking.setting.seeds)} on {name}" for ranking, name in zip(sets, names, strict=True)]
         legend.append(f"The sets were tested with other networks or seeds: {', '.join(tests)}.")
-    above = f"{sets[0].setting.model} on {', '.join(dict.fromkeys(ranking.task for ranking in sets))}"
+    tasks = dict.fromkeys(ranking.task for ranking in sets)
+    above = f"{sets[0].setting.model} on {', '.join(tasks)}"
     return Table(dicts(rows[keys_of(columns)]), columns, above=above, legend=legend)
+
+
+def _ranks_of_budgets(ranking: Ranking, on_all: np.ndarray) -> pd.Series:
+    """Return the ranks of the rows that are on all sets, within each budget; "" for other rows and for dense."""
+    ranks = pd.Series("", ranking.rows.index)
+    budgets = ranking.rows["budget"].where(on_all)
+    for places in ranking.rows.groupby(budgets).indices.values():
+        ranks.iloc[places] = ranking.pairs.among(places).ranks()
+    return ranks.mask(ranking.rows["strategy"] == DENSE, "")
+
+
+def _rank_correlations(rows: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return a sentence with the rank correlation of each other set with the first; "" if there is none.
+
+    It is a mean over the budgets with three or more strategies.
+
+    Args:
+        rows: a row for each strategy and budget without dense, with the accuracy on set k in column `accuracy_k`.
+        names: the names of the sets.
+    """
+    budgets = [part for _, part in rows.groupby("budget") if len(part) >= 3]
+    if not budgets:
+        return ""
+    taus = {}
+    for number, name in enumerate(names):
+        if number > 0:
+            of_budgets = [part[f"accuracy_{number}"].corr(part["accuracy_0"], method="kendall") for part in budgets]
+            taus[name] = np.mean(of_budgets)
+    texts = [f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau)]
+    if not texts:
+        return ""
+    over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
+    return f"Rank correlation with {names[0]} (Kendall's tau of the accuracies, {over}): {'; '.join(texts)}."
 
 
 def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Sequence[str] = ()) -> Report:
@@ -495,85 +560,143 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Se
 
 
 def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) -> Table:
-    setting, rows = ranking.setting, _rows_of_paper(ranking)
-    tested = setting.tested[setting.tested["entry"].isin(ranking.rows.index)]
+    """Return the table of a paper for one ranking.
+
+    Args:
+        ranking: the ranking.
+        times: rows of the file TIMES with the columns MEASURED; None for the speeds of records.
+        speed: the folder of the times.
+    """
+    setting = ranking.setting
     network = str(setting.params[1].get("arch", setting.model))
     precision = str(setting.params[1].get("precision", "float32"))
-    columns, legend = PAPER, list[str]()
-    budgets = rows["budget"].mask(rows["strategy"] == DENSE, "")
-    keys = list(rows.assign(budget=budgets)[["strategy", "budget"]].itertuples(index=False, name=None))
-    if times is not None:
-        dense = (rows["macs"] / rows["macs_ratio"]).median()  # other MACs mean images of another size
-        alike = (times["macs"] / times["macs_ratio"] / dense - 1).abs() <= TOLERANCE
-        times = times[(times["network"] == network) & (times["precision"] == precision) & alike]
-        timed = set(times[["strategy", "budget"]].itertuples(index=False, name=None))
-        if (DENSE, "") in timed.intersection(keys):
-            columns, batch = TIMED, int(times.loc[times["strategy"] == DENSE, "batch"].max())
-            at = times.set_index(["batch", "strategy", "budget"])
-            largest, single = (at.loc[at.index.get_level_values(0) == n].droplevel(0).reindex(keys) for n in (batch, 1))
-            for name in ("images_per_s", "speed_up", "memory"):
-                rows[name] = largest[name].to_numpy(float)
-            rows["latency"] = 1000 * single["latency"].to_numpy(float)
-            where = ", ".join(sorted(set(times["device"].astype(str))))
-            legend = [f"Images/s and speed-up on {where}, {precision}, batch {batch}; every network in turn."]
-            without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in timed]
-            legend += [f"Without times: {few(without, NAMED, 100)}."] if without else []
-    if columns is PAPER and (devices := sorted(set(ranking.rows["device"].dropna()))):
-        batches = sorted(set(tested.loc[tested["timed_batch"] > 0, "timed_batch"].astype(int)))
-        batch_note = (
-            [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
-        )
-        legend = [f"Images/s on {', '.join([*devices, precision, *batch_note])}."]
-    if times is not None and columns is PAPER:
+    rows = _rows_of_paper(ranking)
+    tested = setting.tested[setting.tested["entry"].isin(ranking.rows.index)]
+    legend = [] if times is None else _add_times(rows, times, network, precision)
+    has_times = bool(legend)
+    if not has_times:
+        legend = _on_speed_of_records(ranking.rows, tested, precision)
+    if times is not None and not has_times:
         legend.append(
             f"{plain(str(speed))} has no times of these strategies on {network} in {precision}, on images of this size."
         )
+    seeds = tested.groupby("entry")[SEED].nunique()
+    n_networks = _from_to(seeds) if len(rows) else "0"
+    networks = "1 network" if n_networks == "1" else f"{n_networks} networks"
+    n_items = tested[ITEMS].max() if len(rows) else 0
     quantities = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
-    number = tested.groupby("entry")[SEED].nunique()
-    numbers = " to ".join(str(n) for n in sorted({number.min(), number.max()})) if len(rows) else "0"
-    networks = f"{numbers} network{'' if numbers == '1' else 's'}"
-    items = f"{tested[ITEMS].max() if len(rows) else 0:,} test {items_of(setting)}"
     above = (
-        f"{network} on {setting.task}, {networks}, {items} each: {quantities} in %, gain over dense in points with its "
-        "95 % interval."
+        f"{network} on {setting.task}, {networks}, {n_items:,} test {items_of(setting)} each: {quantities} in %, gain "
+        "over dense in points with its 95 % interval."
     )
-    words = dict.fromkeys(f"{setting.task} {setting.model} {network} {setting.largest or ''}".lower().split())
-    label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
     return Table(
         dicts(rows),
-        columns,
+        TIMED if has_times else PAPER,
         above=plain(above, 500),
         legend=[plain(line, 500) for line in legend],
         group="group",
-        label=f"tab:{label}",
+        label=_label_of(setting, network),
         bold="the best of a budget" if rows["accuracy_best"].any() else "",
     )
 
 
+def _add_times(rows: pd.DataFrame, times: pd.DataFrame, network: str, precision: str) -> list[str]:
+    """Write the times of `sparsebench speed` into the rows of a table, and return lines on them for its legend.
+
+    Without times of dense on this network, nothing is written and there are no lines.
+    """
+    # Other MACs of dense mean images of another size.
+    dense = (rows["macs"] / rows["macs_ratio"]).median()
+    same_size = (times["macs"] / times["macs_ratio"] / dense - 1).abs() <= TOLERANCE
+    times = times[(times["network"] == network) & (times["precision"] == precision) & same_size]
+    # The file has no budget for dense.
+    budgets = rows["budget"].mask(rows["strategy"] == DENSE, "")
+    entries = list(zip(rows["strategy"], budgets, strict=True))
+    timed = set(zip(times["strategy"], times["budget"], strict=True))
+    if (DENSE, "") not in timed or (DENSE, "") not in entries:
+        return []
+    batch = int(times.loc[times["strategy"] == DENSE, "batch"].max())
+    at_largest = times[times["batch"] == batch].set_index(["strategy", "budget"]).reindex(entries)
+    for name in ("images_per_s", "speed_up", "memory"):
+        rows[name] = at_largest[name].to_numpy(float)
+    at_one = times[times["batch"] == 1].set_index(["strategy", "budget"]).reindex(entries)
+    rows["latency"] = 1000 * at_one["latency"].to_numpy(float)
+    devices = ", ".join(sorted(set(times["device"].astype(str))))
+    legend = [f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn."]
+    without = [f"{strategy} ({budget})" for strategy, budget in entries if (strategy, budget) not in timed]
+    if without:
+        legend.append(f"Without times: {few(without, NAMED, 100)}.")
+    return legend
+
+
+def _on_speed_of_records(rows: pd.DataFrame, tested: pd.DataFrame, precision: str) -> list[str]:
+    """Return a line on where the records were timed; none if they were not.
+
+    Args:
+        rows: the ranked rows.
+        tested: the records of these rows.
+        precision: the precision of the network.
+    """
+    devices = sorted(set(rows["device"].dropna()))
+    if not devices:
+        return []
+    where = [*devices, precision]
+    batches = tested.loc[tested["timed_batch"] > 0, "timed_batch"].astype(int)
+    if len(batches):
+        where.append(f"batch {_from_to(batches)}")
+    return [f"Images/s on {', '.join(where)}."]
+
+
+def _from_to(numbers: pd.Series) -> str:
+    """Return the smallest and the largest number, such as "3 to 5"; one number if they are equal."""
+    ends = sorted({numbers.min(), numbers.max()})
+    return " to ".join(str(end) for end in ends)
+
+
+def _label_of(setting: Setting, network: str) -> str:
+    """Return the label of a table in LaTeX: each word of task, model, network and number of samples once."""
+    text = f"{setting.task} {setting.model} {network} {setting.largest or ''}"
+    words = dict.fromkeys(text.lower().split())
+    label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
+    return f"tab:{label}"
+
+
 def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
     """Return the rows in order. `group` is the budget, and `accuracy_best` marks the best rows of a budget."""
-    tested, setting, is_dense = ranking.setting.tested, ranking.setting, ranking.rows["strategy"] == DENSE
+    setting = ranking.setting
+    is_dense = ranking.rows["strategy"] == DENSE
+    means = over_seeds(setting.tested, {"parameters": "mean", "accuracy_top5": "mean"})
     rows = ranking.rows.assign(
         task=setting.task,
         model=setting.model,
         n_train=setting.largest,
-        **{
-            **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
-            "speed_up": speed_ups(tested),
-        },
+        parameters=means["parameters"],
+        accuracy_top5=means["accuracy_top5"],
+        speed_up=speed_ups(setting.tested),
     )
     rows.loc[is_dense, list(BY_KEY["accuracy_delta"].keys)] = np.nan
+    # Rows with the same share of dense MACs are a group, whatever else their budgets say.
     shares = setting.entries.loc[rows.index, "asked"]
-    names = rows["budget"].mask(is_dense, DENSE)
-    groups = shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, names)
+    other_budgets = rows["budget"].mask(is_dense, DENSE)
+    groups = shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, other_budgets)
     besides = pd.Series(map(besides_share, rows["budget"], shares), rows.index, dtype=object)
     rows["method"] = rows["strategy"].where(besides == "", rows["strategy"] + ", " + besides)
+    # Dense, then the groups by falling cost, each with its most accurate row first.
+    order = pd.DataFrame(
+        {
+            "dense": ~is_dense,
+            "cost": -rows["macs_ratio"].fillna(0).groupby(groups).transform("max"),
+            "group": groups,
+            "accuracy": -rows["accuracy"],
+            "method": rows["method"],
+        }
+    )
+    rows = rows.loc[order.sort_values(list(order)).index]
+    # All rows that print as the best accuracy of their group are best, unless all rows of the group print alike.
     top_1 = next(column for column in PAPER if column.key == "accuracy")
     rows["shown"] = [text_of(row, top_1) for row in dicts(rows)]
-    cost = -rows["macs_ratio"].fillna(0).groupby(groups).transform("max")
-    order = {"first": ~is_dense, "cost": cost, "group": groups, "best": -rows["accuracy"], "method": rows["method"]}
-    rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
     texts = rows["shown"].groupby(groups)
-    best, last = texts.transform("first"), texts.transform("last")
+    highest = texts.transform("first")
+    lowest = texts.transform("last")
     group = groups if groups.duplicated().any() else is_dense
-    return rows.assign(group=group, accuracy_best=(rows["shown"] == best) & (best != last))
+    return rows.assign(group=group, accuracy_best=(rows["shown"] == highest) & (highest != lowest))

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,9 @@ from sparsebench.tasks.sources.cache import telling
 from sparsebench.training.steps import predictions
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 
 @dataclass(frozen=True)
@@ -276,43 +278,75 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
         inks: the inks of the blocks, by their names in the legend.
         about: text below the title.
     """
-    from matplotlib.patches import Patch
-
-    plain = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
-    blocks, n = [Block("", "", [("the picture", plain)]), *blocks], len(plain)
+    originals = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
+    blocks = [Block("", "", [("the picture", originals)]), *blocks]
     columns = [max(1, len(block.columns)) for block in blocks]
-    wide, tall = SIDE * (1 + BESIDE) * sum(columns), SIDE * (1 + BELOW) * n
-    figure = style.new(1.3 + wide, 1.3 + tall, DPI, layout="constrained")
+    n_rows = len(originals)
+    inches_wide = SIDE * (1 + BESIDE) * sum(columns)
+    inches_high = SIDE * (1 + BELOW) * n_rows
+    figure = style.new(1.3 + inches_wide, 1.3 + inches_high, DPI, layout="constrained")
     title = wrap(f"{scene.title}\n{about}".strip(), 12 * sum(columns))
     figure.suptitle(title, x=0.01, ha="left", fontsize=9, parse_math=False)
-    side, across = plain[0].shape[:2]
-    height, width = int(side * (1 + BELOW)), int(across * (1 + BESIDE))
     axes = figure.subplots(1, len(blocks), width_ratios=columns, squeeze=False)[0]
-    for axis, block, number in zip(axes, blocks, columns, strict=True):
-        mosaic = np.full((n * height, number * width, 3), 255, np.uint8)
-        for column, (_, pictures) in enumerate(block.columns):
-            for row, picture in enumerate(pictures):
-                mosaic[row * height :, column * width :][:side, :across] = picture
-        axis.imshow(mosaic)
-        axis.set_title(
-            wrap(f"{block.title}\n{block.about}".strip(), 20 * number), fontsize=8, weight="bold", parse_math=False
-        )
-        captions = [wrap(caption, 22) for caption, _ in block.columns]
-        places = np.arange(len(captions)) * width + across / 2
-        axis.set_xticks(places, captions, fontsize=7, parse_math=False)
-        axis.set_yticks([])
-        axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
-        axis.spines[:].set_visible(False)
-        for row, (text, colour) in enumerate(block.below):
-            short, y = textwrap.shorten(text, 22 * number, placeholder="..."), row * height + 1.02 * side
-            axis.text(number * width / 2, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+    for axis, block in zip(axes, blocks, strict=True):
+        _add_block(axis, block, originals[0].shape[:2], n_rows)
+    height, _ = originals[0].shape[:2]
+    middles = np.arange(n_rows) * int(height * (1 + BELOW)) + height / 2
     names = [wrap(name, 14) for name in scene.names]
-    axes[0].set_yticks(np.arange(n) * height + side / 2, names, fontsize=8, parse_math=False)
-    marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, name) for name, ink in inks.items()]
-    marks += [(GONE, GONE, "removed"), *[("none", MATTERS, "matters to the label")] * bool(scene.matters.any())]
-    handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=name) for face, edge, name in marks]
+    axes[0].set_yticks(middles, names, fontsize=8, parse_math=False)
+    handles = _legend(inks, matters=bool(scene.matters.any()))
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
+
+
+def _add_block(axis: Axes, block: Block, size: tuple[int, int], n_rows: int) -> None:
+    """Draw a block as one image, with its titles above the columns and its texts below the pictures.
+
+    Args:
+        axis: the axes of the block.
+        block: the block; one without columns keeps the room of one.
+        size: height and width of each picture.
+        n_rows: number of pictures in a column.
+    """
+    height, width = size
+    # A cell of the grid is a picture with its margins below and beside it.
+    cell_height = int(height * (1 + BELOW))
+    cell_width = int(width * (1 + BESIDE))
+    n_columns = max(1, len(block.columns))
+    image = np.full((n_rows * cell_height, n_columns * cell_width, 3), 255, np.uint8)
+    for column, (_, pictures) in enumerate(block.columns):
+        left = column * cell_width
+        for row, picture in enumerate(pictures):
+            top = row * cell_height
+            image[top : top + height, left : left + width] = picture
+    axis.imshow(image)
+
+    title = wrap(f"{block.title}\n{block.about}".strip(), 20 * n_columns)
+    axis.set_title(title, fontsize=8, weight="bold", parse_math=False)
+    captions = [wrap(caption, 22) for caption, _ in block.columns]
+    middles = np.arange(len(captions)) * cell_width + width / 2
+    axis.set_xticks(middles, captions, fontsize=7, parse_math=False)
+    axis.set_yticks([])
+    axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+    axis.spines[:].set_visible(False)
+    middle = n_columns * cell_width / 2
+    for row, (text, colour) in enumerate(block.below):
+        short = textwrap.shorten(text, 22 * n_columns, placeholder="...")
+        y = row * cell_height + 1.02 * height
+        axis.text(middle, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+
+
+def _legend(inks: Mapping[str, Ink], matters: bool) -> list[Patch]:
+    """Return the legend's patches: the inks by name, removed patches, and relevant pixels if there are any."""
+    from matplotlib.patches import Patch
+
+    patches = []
+    for name, ink in inks.items():
+        patches.append(Patch(facecolor=(ink.colour, ink.strength), edgecolor=ink.colour, linewidth=1.5, label=name))
+    patches.append(Patch(facecolor=GONE, edgecolor=GONE, linewidth=1.5, label="removed"))
+    if matters:
+        patches.append(Patch(facecolor="none", edgecolor=MATTERS, linewidth=1.5, label="matters to the label"))
+    return patches
 
 
 def wrap(text: str, letters: int) -> str:
