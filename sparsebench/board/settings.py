@@ -35,6 +35,8 @@ from sparsebench.testing.reports import CHECKS, REMARK, UNCHECKED
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records: mappings, or a DataFrame."""
+Tests = dict[tuple[Any, Any], list[Any]]
+"""The records of the tests of one seed, by labels and foregrounds of the test. Several draws have several records."""
 DENSE = "dense"
 PRETRAINING = "plain"
 SHOWN = tuple(kind for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
@@ -561,10 +563,6 @@ class Setting:
         for entry, of_seeds in tests.items():
             contenders[entry] = _contender(of_entry.get(entry, {}), of_seeds, numbers)
         return contenders
-
-
-Tests = dict[tuple[Any, Any], list[Any]]
-"""The records of the tests of one seed, by the labels and foregrounds of the test; several draws have several."""
 
 
 def _contender(
