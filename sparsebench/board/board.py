@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.papers import address_of
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
-from sparsebench.errors import few, plain
+from sparsebench.errors import UserError, few, plain
+from sparsebench.plan.request import load
 from sparsebench.records import manifests
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.table import OUTCOMES
@@ -209,7 +211,7 @@ def unequal(settings: Sequence[Setting], folder: Path | None = None) -> list[str
         elif common.cells.empty:
             lines.append(
                 f"{setting.task}: nothing is ranked, because dense and half of the strategies have none of the same "
-                f"{_unit(setting)}; {_command(common.fewer, folder)} adds them"
+                f"{_unit(setting)}; {_command(common.fewer, setting, folder)} adds them"
             )
         lines += [*_lacking(setting, folder), *_left_out(setting, folder)]
     return lines
@@ -226,8 +228,8 @@ def _lacking(setting: Setting, folder: Path | None) -> Iterator[str]:
         if parts:
             alike[", ".join(parts)].append(strategy)
     for text, strategies in alike.items():
-        names = ", ".join(strategies)
-        yield f"{names} on {setting.task}: not ranked there, without {text}; {_command(strategies, folder)} adds it"
+        names, command = ", ".join(strategies), _command(strategies, setting, folder)
+        yield f"{names} on {setting.task}: not ranked there, without {text}; {command} adds it"
 
 
 def _left_out(setting: Setting, folder: Path | None) -> Iterator[str]:
@@ -240,7 +242,7 @@ def _left_out(setting: Setting, folder: Path | None) -> Iterator[str]:
         more = "; ".join(f"{number} more of {', '.join(names)}" for number, names in sorted(by_number.items()))
         yield (
             f"{setting.task}: {_unit(setting)} that are compared: {len(common.cells)}; left out: {more}, which "
-            f"{few(common.fewer, NAMED)} lack; {_command(common.fewer, folder)} adds them"
+            f"{few(common.fewer, NAMED)} lack; {_command(common.fewer, setting, folder)} adds them"
         )
     if common.more_budgets:
         by_budgets = defaultdict[str, list[str]](list)
@@ -250,7 +252,7 @@ def _left_out(setting: Setting, folder: Path | None) -> Iterator[str]:
         over = f"over {_budgets(common.budgets)}" if common.budgets else "missing, because no budget is common"
         yield (
             f"{setting.task}: kept accuracy is {over}; left out: {more}, which "
-            f"{few(common.fewer_budgets, NAMED)} lack; {_command(common.fewer_budgets, folder)} adds them"
+            f"{few(common.fewer_budgets, NAMED)} lack; {_command(common.fewer_budgets, setting, folder)} adds them"
         )
 
 
@@ -265,18 +267,34 @@ def _budgets(shares: Iterable[float]) -> str:
     return ", ".join(f"macs {share:g}" for share in sorted(shares, reverse=True))
 
 
-def _command(strategies: Sequence[str], folder: Path | None) -> str:
-    """Return the command that runs strategies like the others, if the run's folder has a single suite."""
+def _command(strategies: Sequence[str], setting: Setting, folder: Path | None) -> str:
+    """Return the command that runs strategies like the others, if the run's folder has a single suite.
+
+    It has the number of repetitions if some strategies have more than the suite asks for.
+    """
     suites = {suite.name for suite in manifests.suites(folder)} - {manifests.OWN} if folder else set()
     if folder is None or len(suites) != 1:
         return "a run with the options of the others"
+    (suite,) = suites
     files = {strategy.name: strategy.file for strategy in manifests.strategies(folder).values() if strategy.file}
     words = []
     for name, params in map(spec.parts_of, strategies):
         parameters = ",".join(f"{key}={value}" for key, value in params.items())
         words.append(":".join(filter(None, (files.get(name, name), parameters))))
-    command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
-    return f"{command} with this folder and the run's other options"
+    words += ["--suite", suite]
+    repetitions = int(setting.measured["repetition"].max()) + 1
+    if repetitions > _repetitions_of(suite, setting.source):
+        words += ["--seeds", str(repetitions)]
+    return f"`sparsebench run {shlex.join(words)} --out FOLDER` with this folder and the run's other options"
+
+
+def _repetitions_of(suite: str, task: str) -> float:
+    """Return the number of repetitions of a task in a suite; infinity if this installation lacks the suite."""
+    try:
+        loaded = load(suite)
+    except UserError:
+        return math.inf
+    return max((entry.seeds or loaded.seeds for entry in loaded.task if entry.name == task), default=math.inf)
 
 
 def below_chance(frame: pd.DataFrame) -> list[str]:

@@ -178,7 +178,10 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     for path in stale:
         click.echo(f"{path}: {'written' if write else f'does not show what is in {folder}'}")
     if stale and not write:
-        click.echo(f"{len(stale)} documents differ; sparsebench leaderboard {folder} --update", err=True)
+        click.echo(
+            f"{len(stale)} document{'s' * (len(stale) > 1)} differ; run `sparsebench leaderboard {folder} --update`",
+            err=True,
+        )
     return int(wrong + contradicted > 0 or (bool(stale) and not write))
 
 

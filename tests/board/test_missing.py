@@ -135,6 +135,13 @@ def test_a_note_has_the_command_where_the_folder_answers_one_suite(tmp_path: Pat
         assert (command in line) == known
 
 
+def test_the_command_asks_for_repetitions_beyond_those_of_the_suite(tmp_path: Path) -> None:
+    store.keep(tmp_path / manifests.SUITES, {"name": "smoke", "version": 1, "settings": []})  # with one repetition
+    some = without(WORLD, strategy="fair", repetition=1)
+    (line,) = (line for line in notes_on(some, folder=tmp_path, technical=False) if "not ranked" in line)
+    assert "`sparsebench run fair --suite smoke --seeds 3 --out FOLDER`" in line
+
+
 def test_trials_that_are_missing_are_counted() -> None:
     sizes = [record | {"n_train": n, "success": 1.0, "cell_id": f"{record['cell_id']} {n}"}
              for record in SINGLE for n in (4, 8)]  # fmt: skip
