@@ -528,8 +528,14 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Se
         strategies: the only strategies of the table, besides dense; all if empty.
 
     Raises:
-        UserError: the folder has no times, or a strategy is not ranked.
+        UserError: the folder has no times, a strategy is not ranked, or none is.
     """
+    rankings = [ranking for ranking in rankings if len(ranking.rows)]
+    if not rankings:
+        raise UserError(
+            "no strategy is ranked, so the table of a paper has no rows",
+            next_step="`sparsebench leaderboard FOLDER` says what is missing",
+        )
     if strategies:
         check_names(strategies, [name for ranking in rankings for name in ranking.rows["strategy"]])
         chosen = [

@@ -132,6 +132,11 @@ def test_a_budget_that_is_no_share_is_said_with_the_method() -> None:
     assert {row["method"] for row in rows} == {"dense", "tome, 13 a block", "evit, @3,6,9"}
 
 
+def test_without_a_ranked_strategy_there_is_no_table_of_a_paper() -> None:
+    with pytest.raises(UserError, match="no strategy is ranked"):
+        views.paper(rankings(GOOD, CHEAP))
+
+
 def test_latex_of_a_paper_has_the_best_of_each_budget_in_bold_rules_between_budgets_a_label_and_two_lines() -> None:
     worse = [*measured("worse", 0.6, 0.5, 1.0), *measured("worse", 0.5, 0.25, 1.0)]
     text = of_paper([*PAPER_ROWS, *worse], "latex")
