@@ -53,6 +53,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the test's folder the current one and first on the path, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    # Python takes the bytecode of a source for up to date if second and size are the same, as after an edit of a test.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield
     for name, module in list(sys.modules.items()):
         if any(str(tmp_path) in str(vars(module).get(key)) for key in ("__file__", "__path__")):
