@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsebench.board.board import Board
-    from sparsebench.deploy.pictures import Pictures
+    from sparsebench.inspection.pictures import Pictures
 
 log = logging.getLogger(__name__)
 OUT = "sparsebench-out"
@@ -122,7 +122,7 @@ def show_tokens(
     Raises:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
-    from sparsebench.deploy.pictures import Trainer, show
+    from sparsebench.inspection.pictures import Trainer, show
 
     if not isinstance(samples, int) or samples < 1:
         raise UserError("samples", got=repr(samples), allowed="1 or more")

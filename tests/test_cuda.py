@@ -9,7 +9,7 @@ from commands import call
 from measured import TINY
 
 import sparsebench
-from sparsebench.deploy import speed
+from sparsebench.inspection import speed
 from sparsebench.models.actor import Actor
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store

@@ -23,11 +23,11 @@ from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.request import load
 from sparsebench.records import manifests
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
+from sparsebench.records.reports import REMARK
 from sparsebench.records.table import OUTCOMES
 from sparsebench.stats import paired
 from sparsebench.strategy import spec
 from sparsebench.tasks.sources.labels import MOST_CLASSES, numbering
-from sparsebench.testing.reports import REMARK
 
 SURPRISING = 1e-3
 """The board warns about the order of classes if so few correct answers are less probable than this by chance."""

@@ -31,12 +31,12 @@ from sparsebench.board.settings import (
 )
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.records.reports import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.stats import curves, paired
 from sparsebench.stats.intervals import Successes, mean_interval, n50_ratio, sample_complexity
 from sparsebench.stats.paired import Contender, Pairs, marks
 from sparsebench.strategy.budget import amount_of
 from sparsebench.tasks.sources.labels import numbering
-from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 
 RANDOM = "random_inside"
 """The baseline that each row is compared with at its own budget, besides dense."""

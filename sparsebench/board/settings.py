@@ -23,15 +23,14 @@ from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.publish import MANIFEST
-from sparsebench.records import manifests, store, table
+from sparsebench.records import manifests, reports, store, table
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
+from sparsebench.records.reports import CHECKS, REMARK, UNCHECKED
 from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.base import how_of_label
 from sparsebench.strategy.spec import label
 from sparsebench.tasks.sources.labels import numbering
-from sparsebench.testing import reports
-from sparsebench.testing.reports import CHECKS, REMARK, UNCHECKED
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records: mappings, or a DataFrame."""

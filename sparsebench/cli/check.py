@@ -22,7 +22,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 
 if TYPE_CHECKING:
-    from sparsebench.testing.reports import Report
+    from sparsebench.records.reports import Report
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
 PACKAGE = {
@@ -154,7 +154,7 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
     from sparsebench.api import refresh
-    from sparsebench.testing import reports
+    from sparsebench.records import reports
 
     if not targets and results is None:
         raise click.UsageError("name a strategy or a file, or a results folder with --results")

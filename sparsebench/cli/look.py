@@ -19,7 +19,7 @@ from sparsebench.runner.progress import Progress
 from sparsebench.stats import style
 
 if TYPE_CHECKING:
-    from sparsebench.deploy.speed import Row
+    from sparsebench.inspection.speed import Row
 
 
 TASK = "[default: the suite's image task if it has only one, else composite]"
@@ -54,7 +54,7 @@ def show_tokens(
     """
     file = file or out / "tokens.png"
     form = style.form_of("--file", file)
-    from sparsebench.deploy.pictures import Trainer, figure, show
+    from sparsebench.inspection.pictures import Trainer, figure, show
 
     task = task or _task_of(values["suite"])
     request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
@@ -118,8 +118,8 @@ def compare(
     the two strategies are independent. The exit code is 0, or 2 if the command is wrong or a strategy fails.
     """
     form = style.form_of("--picture", picture) if picture is not None else ""
-    from sparsebench.deploy import compare as comparing
-    from sparsebench.deploy.pictures import Trainer
+    from sparsebench.inspection import compare as comparing
+    from sparsebench.inspection.pictures import Trainer
 
     task = task or _task_of(values["suite"])
     request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
@@ -185,7 +185,7 @@ def speed(
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
     from sparsebench.deploy.apply import timm_model
-    from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
+    from sparsebench.inspection.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.runner.devices import first_of, resolve_device
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

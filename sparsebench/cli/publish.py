@@ -243,7 +243,7 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
     """
     import pyarrow.parquet as pq
 
-    from sparsebench.testing import reports
+    from sparsebench.records import reports
 
     rows = table.in_order(store.rows(folder)).sort_by("cell_id")
     if form == "parquet":

@@ -148,7 +148,7 @@ def _times(plan: Plan, registry: Registry) -> str:
     expected, memory = plan.expected, 0
     only_tests = not any(registry.task(job.cell.task.name).trains for job in plan.todo)
     if plan.todo and only_tests and not any(expected.seconds(job) for job in plan.todo):
-        from sparsebench.deploy.speed import expect_tests
+        from sparsebench.inspection.speed import expect_tests
         from sparsebench.runner.devices import first_of
 
         expected, memory = expect_tests(plan, registry, first_of(plan.device))

@@ -49,13 +49,13 @@ from sparsebench.publish.submission import (
 )
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Cell, Origin, Record, canonical
+from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import PREFIX
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
 from sparsebench.tasks.sources.composites import LOCATED
 from sparsebench.testing import process
-from sparsebench.testing.reports import HARMLESS
 
 _BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
 """End of the names of the user's own pictures and weights: a hash of the content."""

@@ -7,7 +7,7 @@ def test_it_conforms(strategy, check):
     check(strategy)
 """
 
+from sparsebench.records.reports import Outcome, Report
 from sparsebench.testing.process import parametrize_with_strategies
-from sparsebench.testing.reports import Outcome, Report
 
 __all__ = ["Outcome", "Report", "parametrize_with_strategies"]

@@ -35,12 +35,12 @@ from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.export import export_obstacle, first_cause
 from sparsebench.errors import StrategyError, UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.record import Origin
+from sparsebench.records.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.strategy.base import Strategy, complaint, place_of
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Merge, Mix, Plan
 from sparsebench.strategy.view import NEEDS, TokenView
 from sparsebench.testing.networks import SIZES, USUAL, Case, build, cached, images_for, tiny
-from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.testing.trial import (
     CHECKS,
     Reads,

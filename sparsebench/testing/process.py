@@ -14,9 +14,9 @@ from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin, Part
+from sparsebench.records.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.runner.process import START, Line, Worker, exit_text, server, text_since, why_not
 from sparsebench.strategy.spec import fill, parse
-from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry

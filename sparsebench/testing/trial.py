@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
 from sparsebench.models.actor import Actor, Pass
+from sparsebench.records.reports import Group
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.strategy.budget import Budget
@@ -22,7 +23,6 @@ from sparsebench.strategy.plan_checks import check_form, check_numbers
 from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.testing.networks import Case, cached
-from sparsebench.testing.reports import Group
 from sparsebench.training.evaluation import Watched, same
 from sparsebench.training.fit import fit
 

@@ -11,7 +11,7 @@ from measured import VIT, Measure, reason, value
 from running import inline
 from safetensors.torch import load_file, save, save_file
 
-from sparsebench.deploy.pictures import load_cell
+from sparsebench.inspection.pictures import load_cell
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Request, Setting

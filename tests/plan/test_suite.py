@@ -7,8 +7,8 @@ import pytest
 from measured import TINY
 from suite_text import suite_text
 
-from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
+from sparsebench.inspection.pictures import Trainer
 from sparsebench.plan import plan as planner
 from sparsebench.plan import request as suites
 from sparsebench.plan.coverage import missing_cells

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import sparsebench
 from sparsebench.board.settings import about, frame_of, settings_of
-from sparsebench.deploy.compare import compare, rows
-from sparsebench.deploy.pictures import Trainer
-from sparsebench.deploy.speed import expect_tests
 from sparsebench.errors import UserError
+from sparsebench.inspection.compare import compare, rows
+from sparsebench.inspection.pictures import Trainer
+from sparsebench.inspection.speed import expect_tests
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request, Setting

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.records import manifests, store, table
+from sparsebench.records import manifests, reports, store, table
 from sparsebench.records.record import OLDEST, SCHEMA, Outcomes, Record, VersionError, bytes_of, canonical, digest
-from sparsebench.testing import reports
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 Make = Callable[..., Record]

@@ -9,7 +9,7 @@ from measured import VIT, what_was_measured
 from running import inline, local
 from safetensors.torch import load_file
 
-from sparsebench.deploy.pictures import load_cell
+from sparsebench.inspection.pictures import load_cell
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Setting

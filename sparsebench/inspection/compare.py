@@ -12,8 +12,8 @@ import numpy as np
 from tabulate import tabulate
 
 from sparsebench import seeds
-from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, load_cell, scene, sheet, spread, tint
 from sparsebench.errors import StrategyError, UserError
+from sparsebench.inspection.pictures import Block, Ink, Scene, Trainer, load_cell, scene, sheet, spread, tint
 from sparsebench.measure.selection import expected_iou, iou, quality, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand

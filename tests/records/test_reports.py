@@ -12,9 +12,9 @@ from flats import filled
 
 import sparsebench
 from sparsebench.cli import main
+from sparsebench.records import reports
 from sparsebench.records.record import Origin, Record
-from sparsebench.testing import reports
-from sparsebench.testing.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
+from sparsebench.records.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 
 CHECKED = {
     "acts_without_error": "required", "plans_are_legal": "required", "odd_sizes": "required",

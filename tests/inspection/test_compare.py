@@ -8,9 +8,9 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
-from sparsebench.deploy.compare import BOTH, INKS, Comparison, compare, figure, rows
-from sparsebench.deploy.pictures import BESIDE, GONE, Scene, Trainer, load_cell, rgb
 from sparsebench.errors import UserError
+from sparsebench.inspection.compare import BOTH, INKS, Comparison, compare, figure, rows
+from sparsebench.inspection.pictures import BESIDE, GONE, Scene, Trainer, load_cell, rgb
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.request import Execution, Files, Request, Setting

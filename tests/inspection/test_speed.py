@@ -13,8 +13,8 @@ from PIL import Image
 from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.cli import main
-from sparsebench.deploy import speed
 from sparsebench.errors import UserError
+from sparsebench.inspection import speed
 
 
 def _model():

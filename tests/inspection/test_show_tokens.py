@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from running import execute
 
-from sparsebench.deploy.pictures import GONE, Trainer, figure, load_cell, matters, paint, rgb, show, spread
 from sparsebench.errors import UserError
+from sparsebench.inspection.pictures import GONE, Trainer, figure, load_cell, matters, paint, rgb, show, spread
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request, Setting
 from sparsebench.plugin.registry import Registry
