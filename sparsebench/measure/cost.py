@@ -79,11 +79,13 @@ class CostModel:
         class_rows: class and distillation tokens; if there are none, "attention" is that received by each token.
         embed: MACs of the embedding per patch.
         alike: whether the network is of a theory, whose training does not support trained or adaptive strategies.
+        reads_patches: whether the head reads patch tokens, not only class tokens.
     """
 
     tokens: int
     class_rows: int
     embed: int
+    reads_patches: bool
     alike: ClassVar[bool] = False
 
     @property
@@ -163,6 +165,7 @@ class VitCost(CostModel):
     heads: int = 1
     plain: bool = True
     pooled: int = 0
+    reads_patches: bool = False
 
     @property
     def depth(self) -> int:
@@ -211,6 +214,7 @@ class OneLayerCost(CostModel):
     d: int
     alike: ClassVar[bool] = True
     class_rows = embed = 0
+    reads_patches = True
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""

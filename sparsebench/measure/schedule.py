@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import CostModel, Step
-from sparsebench.strategy.base import Traits
-from sparsebench.strategy.budget import Budget, Convention, Schedule
+from sparsebench.strategy.base import Strategy, Traits
+from sparsebench.strategy.budget import AUTO, Budget, Convention, Schedule
 
 TINY = 1e-9
 """Added before rounding down: floor(0.7 * 10) could otherwise be 6, as the product may be 6.999..."""
 HALVINGS = 50
 """Steps of the bisection for a keep rate."""
+NEAR = 0.02
+"""Largest relative difference of the MACs of a candidate from the budget."""
 
 
 class BlockCounts(NamedTuple):
@@ -251,9 +253,123 @@ class TokenSchedule:
         return self.cost.macs(self.steps)
 
 
+def only_schedule(strategy: Strategy) -> str:
+    """Return why a strategy has only one schedule; "" if it may have several."""
+    if not strategy.budgeted:
+        return "it has no budget"
+    if strategy.site == "input":
+        return "it acts at the input, once"
+    if strategy.adaptive:
+        return "it is adaptive: the numbers of tokens depend on the image"
+    if strategy.trained or strategy.trains_only:
+        return "it is trained at its own schedule"
+    if strategy.fits():
+        return "it learns from training images at its own schedule"
+    return ""
+
+
+class Candidate(NamedTuple):
+    """A schedule that a strategy may have at a budget.
+
+    Attributes:
+        name: such as "default", "once in block 1".
+        schedule: the schedule, with its budget.
+        share: its MACs as a share of the dense MACs.
+    """
+
+    name: str
+    schedule: TokenSchedule
+    share: float
+
+
+def candidates(budget: Budget, traits: Traits, cost: CostModel) -> list[Candidate]:
+    """Return the schedules that a strategy may have at a share of the MACs, the strategy's default first.
+
+    They are the default, three stages and a single removal, which begin in an early block, every block, and late. These
+    did best, or are usual, see benchmarks/RESULTS.md. Their MACs differ from the budget by `NEAR` at most. If no
+    schedule is that close, the closest is the only candidate. Of schedules with the same counts the first stays.
+
+    Args:
+        budget: the budget, with schedule=auto.
+        traits: the properties of the strategy.
+        cost: the cost model of the network.
+    """
+    first, last = first_block(traits), last_block(traits, cost)
+    amount = budget.model_copy(update={"schedule": None})
+    default = TokenSchedule(amount, traits, cost)
+    usual = default.blocks
+    if usual[-1] > last:
+        usual = _shift(usual, first, last)
+
+    def stages_from(block: int) -> tuple[int, ...]:
+        return tuple(block + round(cost.depth * stage / 4) for stage in range(3))
+
+    every = tuple(range(first, last + 1))
+    choices: list[tuple[str, Schedule, tuple[int, ...]]] = [
+        ("default", default.kind, usual),
+        ("stages from block 1", "stages", stages_from(1)),
+        ("stages from block 2", "stages", stages_from(2)),
+        ("once in block 1", "stages", (1,)),
+        ("once in block 2", "stages", (2,)),
+        ("once in block 0", "stages", (0,)),
+        ("every block", "every", every),
+        ("late", "late", every),
+    ]
+    dense = cost.macs(cost.dense())
+    different: dict[tuple[tuple[int, ...], tuple[int, ...]], Candidate] = {}
+    for name, kind, blocks in choices:
+        if blocks[0] < first or blocks[-1] > last:
+            continue
+        schedule = TokenSchedule(amount.model_copy(update={"schedule": kind, "blocks": blocks}), traits, cost)
+        candidate = Candidate(name, schedule, schedule.macs / dense)
+        different.setdefault(_removals(schedule), candidate)
+    assert budget.macs is not None
+    target = budget.macs
+
+    def error(candidate: Candidate) -> float:
+        return abs(candidate.share / target - 1)
+
+    close = [candidate for candidate in different.values() if error(candidate) <= NEAR]
+    return close or [min(different.values(), key=error)]
+
+
+def _shift(blocks: Sequence[int], first: int, last: int) -> tuple[int, ...]:
+    """Return as many different blocks from `first` to `last` as possible: these, moved forward as little as needed."""
+    shifted: list[int] = []
+    limit = last
+    for block in reversed(blocks):
+        block = min(block, limit)
+        if block < first:
+            break
+        shifted.append(block)
+        limit = block - 1
+    return tuple(reversed(shifted))
+
+
+def _removals(schedule: TokenSchedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the blocks of a schedule in which tokens leave, and the tokens after each of them."""
+    counts = schedule.counts
+    before = (schedule.cost.tokens, *counts[:-1])
+    acting = [place for place, count in enumerate(counts) if count < before[place]]
+    return tuple(schedule.blocks[place] for place in acting), tuple(counts[place] for place in acting)
+
+
+def last_block(traits: Traits, cost: CostModel) -> int:
+    """Return the last block in which the choice of tokens can change the outputs.
+
+    At the attention site tokens leave after the attention of a block. After the last attention nothing is passed
+    between tokens, so there the choice has no effect if the head reads class tokens only.
+    """
+    after_last_attention = traits.site == "attention" and not (cost.reads_patches or traits.reads_out)
+    return max(0, cost.depth - 1 - after_last_attention)
+
+
 def kind_of(budget: Budget, traits: Traits) -> Schedule:
-    """Return the budget's kind of schedule, else "every" for amounts per block, else the strategy's default."""
-    if budget.schedule is not None:
+    """Return the budget's kind of schedule, else "every" for amounts per block, else the strategy's default.
+
+    Until a schedule is chosen, the default stands for the schedule "auto".
+    """
+    if budget.schedule is not None and budget.schedule != AUTO:
         return budget.schedule
     per_block = budget.per_block is not None or budget.ratio is not None or budget.counts is not None
     return "every" if per_block else traits.schedule

@@ -203,7 +203,17 @@ def vit_cost(vit: Any) -> VitCost:
         pool_macs += prefix * token_macs
     class_rows = (vit.cls_token is not None) + (getattr(vit, "dist_token", None) is not None)
     ends = (_patch_macs(vit, like), head + pool_macs)
-    return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, pooled=token_macs)
+    return VitCost(
+        tokens_,
+        prefix,
+        class_rows,
+        *ends,
+        tuple(blocks),
+        vit.embed_dim,
+        heads,
+        pooled=token_macs,
+        reads_patches=vit.global_pool in POOLS,
+    )
 
 
 def _block_cost(name: str, block: Any, width: int, like: Tensor) -> BlockCost:

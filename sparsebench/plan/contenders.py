@@ -9,13 +9,13 @@ from typing import Any
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
-from sparsebench.measure.schedule import TokenSchedule, first_block, kind_of
+from sparsebench.measure.schedule import TokenSchedule, first_block, kind_of, only_schedule
 from sparsebench.models.base import Model
 from sparsebench.plan.request import Request, Suite, SuiteTask
 from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Part
 from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.budget import AMOUNTS, FULL, SHARED, Budget
+from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARED, Budget
 from sparsebench.strategy.spec import Spec, fill, parse
 from sparsebench.tasks.base import Task
 
@@ -70,6 +70,15 @@ def closed_cost(task: Task, model: Model) -> CostModel | None:
         return None
 
 
+def _without_choice(budget: Budget, strategy: Strategy, cost: CostModel | None) -> Budget:
+    """Return a budget with schedule=auto, without this word if the strategy has only one schedule on the network."""
+    removes_nothing = budget.macs == 1
+    one_block = cost is not None and cost.depth == 1
+    if only_schedule(strategy) or removes_nothing or one_block:
+        return budget.model_copy(update={"schedule": None})
+    return budget
+
+
 def fit_budget(
     budget: Budget, strategy: Strategy, suite_blocks: tuple[int, ...] | None, cost: CostModel | None
 ) -> Budget:
@@ -77,13 +86,16 @@ def fit_budget(
 
     The blocks are those of the budget, or else of the suite, which are for the suite's own models. The suite's blocks
     are left out if the strategy acts at the input, or uses these blocks anyway: the budget then has one name on all
-    tasks.
+    tasks. With schedule=auto the blocks are chosen later, on the network; the word is left out if there is nothing to
+    choose.
 
     Raises:
         UserError: the budget does not fit the strategy or the model.
     """
     if not strategy.budgeted:
         return budget
+    if budget.schedule == AUTO:
+        return _without_choice(budget, strategy, cost)
     traits, inside = strategy.traits(), strategy.site != "input"
     kind, deep = kind_of(budget, traits), cost is not None and cost.depth > 1
     if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):

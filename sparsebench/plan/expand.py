@@ -15,6 +15,7 @@ from sparsebench.plan.locate import networks_of, pictures_for
 from sparsebench.plan.request import Files, Request, Suite, SuiteTask, combinations, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Precision, Where
+from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
 from sparsebench.tasks.sources.composites import LOCATED
@@ -130,6 +131,8 @@ def _variant(
         (strategy, registered, fit_budget(budget, strategy, own_blocks, cost), part)
         for strategy, registered, budget, part in contenders
     )
+    if entry.track == "scratch" and task.trains and model.inputs == "images":
+        _check_schedules(placed, entry, request)
     if not task.trains:
         placed = testable(placed, suite, request, registry, cost)
 
@@ -152,6 +155,18 @@ def _variant(
         training=first,
         keep_weights=suite.keep_weights or request.single,
     )
+
+
+def _check_schedules(contenders: Sequence[Contender], entry: SuiteTask, request: Request) -> None:
+    """Raise UserError if a schedule would be chosen on a network that is not trained yet."""
+    acts_in_training = "test" not in (entry.where, request.where)
+    for strategy, _, budget, _ in contenders:
+        if acts_in_training and budget.schedule == AUTO:
+            raise UserError(
+                f"schedule=auto chooses the schedule of '{strategy.name}' on a trained network, and here the strategy "
+                "acts from the first training step",
+                next_step="state the schedule, or test trained networks (track frozen, or --where test)",
+            )
 
 
 def _entries(

@@ -246,6 +246,48 @@ def bytes_of(numbers: np.ndarray | None) -> bytes:
     return numbers.astype("<u1" if numbers.max() < 256 else "<u2").tobytes()
 
 
+class ScheduleCandidate(Value):
+    """A schedule that was compared with others, see `ScheduleChoice`.
+
+    Attributes:
+        name: such as "default", "once in block 1".
+        blocks, counts: the blocks in which tokens leave, and the tokens after each of them.
+        macs_ratio: its planned share of the dense MACs.
+        distance, error: the mean distance of the outputs from those of the dense network, and its standard error; None
+            if there was nothing to compare.
+        images: the number of images.
+    """
+
+    name: str
+    blocks: tuple[Whole, ...]
+    counts: tuple[Whole, ...]
+    macs_ratio: Real
+    distance: float | None = None
+    error: float | None = None
+    images: Whole = 0
+
+
+class ScheduleChoice(Value):
+    """How the schedule of a cell with schedule=auto was chosen, see `sparsebench.training.schedules`.
+
+    Attributes:
+        chosen: the number of the chosen candidate.
+        distance: what the distances are.
+        source: the images; "" if there was nothing to compare.
+        candidates: the candidates, in order.
+    """
+
+    chosen: Whole
+    distance: str
+    source: str
+    candidates: tuple[ScheduleCandidate, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the chosen schedule."""
+        return self.candidates[self.chosen].name
+
+
 class Head(NamedTuple):
     """The fields of an existing record that a run needs. `setting` describes its test, see `table.setting_text`."""
 
@@ -266,6 +308,7 @@ class Record(Value):
         notes: facts as text, such as which attention the strategy read.
         started: start of the cell, UTC in ISO 8601. Of two records of a cell, the one that started later is newer.
         trajectory: realised token counts of each block, mean over the test samples.
+        schedule: the choice of the schedule; None if the cell's budget or the strategy determines it.
         samples: series of numbers by name: raw timings in seconds per batch, values watched during training, selection
             quality of each block; None if there is nothing to measure.
         environment: hash of the description of the machine and its libraries, stored beside the records.
@@ -280,6 +323,7 @@ class Record(Value):
     status: Status
     metrics: dict[str, Metric] = Field(default_factory=dict)
     trajectory: tuple[Step, ...] = ()
+    schedule: ScheduleChoice | None = Field(None, exclude_if=lambda choice: choice is None)
     samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     outcomes: Outcomes | None = None
     notes: dict[str, str] = Field(default_factory=dict)

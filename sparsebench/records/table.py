@@ -43,8 +43,10 @@ ORIGIN = tuple(Origin.model_fields)
 """Columns that are fields of a record (SAME) and of its origin (ORIGIN)."""
 ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS: "predicted", RANKS: "rank"}
 """Columns of bytes, and their fields of `Outcomes`."""
-PARTS = ("cell", "init", "metrics", "trajectory", "samples", "notes", "failure")
+PARTS = ("cell", "init", "metrics", "trajectory", "schedule", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `row_of`. Values and intervals of metrics have their own columns."""
+ADDED = frozenset({"schedule"})
+"""Columns that older files lack. A file has them only if one of its rows has a value."""
 KINDS = {
     **dict.fromkeys(
         (
@@ -154,7 +156,7 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         "cell": cell.model_dump(mode="json", exclude={"init", "n_train", "repetition"}),
         "init": cell.init and cell.init.model_dump(mode="json"),
         "metrics": {name: [metric.unit, metric.n, metric.method] for name, metric in metrics.items()},
-        **record.model_dump(mode="json", include={"trajectory", "samples", "notes", "failure"}),
+        **record.model_dump(mode="json", include={"trajectory", "schedule", "samples", "notes", "failure"}),
     }
     row["setting"] = setting_text(cell)
     row |= {name: getattr(outcomes, field, b"") for name, field in ITEM.items()}
@@ -205,12 +207,18 @@ def in_order(table: pa.Table) -> pa.Table:
     keys = {name: table[name].cast(KINDS[name]) for name in ORDER}
     keys["init"] = keys["init"].fill_null("")  # rows without init come first
     order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in ORDER])
-    metrics = sorted(n for n in table.column_names if is_metric(n) and table[n].null_count < len(table))
-    table = table.select([*KINDS, *metrics]).take(order)
+
+    def has_values(name: str) -> bool:
+        return name in table.column_names and table[name].null_count < len(table)
+
+    fixed = [name for name in KINDS if name not in ADDED or has_values(name)]
+    metrics = sorted(name for name in table.column_names if is_metric(name) and has_values(name))
+    table = table.select([*fixed, *metrics]).take(order)
+    shared = [name for name in SHARED if name in fixed]
     batches = []
     for batch in table.to_batches(max_chunksize=BATCH):
         columns = {name: batch[name] for name in batch.schema.names}
-        columns |= {name: columns[name].cast(KINDS[name]).dictionary_encode() for name in SHARED}
+        columns |= {name: columns[name].cast(KINDS[name]).dictionary_encode() for name in shared}
         batches.append(pa.record_batch(columns))
     return pa.Table.from_batches(batches, table.schema).unify_dictionaries().combine_chunks()
 
@@ -236,7 +244,7 @@ def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
             compression_level=LEVEL,
             row_group_size=BATCH,
             write_statistics=False,
-            use_dictionary=[name for name in KINDS if name not in DIFFERENT],
+            use_dictionary=[name for name in KINDS if name in table.column_names and name not in DIFFERENT],
             dictionary_pagesize_limit=2**30,
             data_page_size=2**24,
             write_page_checksum=True,
@@ -271,6 +279,8 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
                 raise UserError(f"{path} has records of version {got}", allowed=allowed, next_step=step)
             fixed, types = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for name in fixed | types:
+                if name in ADDED and name not in types:
+                    continue
                 if types.get(name) != (dtype := fixed.get(name, pa.float64())):
                     text = f"{path}: the type of column '{plain(name, 60)}'"
                     raise UserError(text, got=str(types.get(name)), allowed=str(dtype))
@@ -314,7 +324,7 @@ _init = lru_cache(maxsize=1000)(Cell.model_validate_json)
 
 def record_of(row: Row) -> Record:
     """Return the record of a row. Raise ValueError if the row is not a record."""
-    parts: Row = {name: json.loads(row[name]) for name in PARTS if name != "init" and row[name] is not None}
+    parts: Row = {name: json.loads(row[name]) for name in PARTS if name != "init" and row.get(name) is not None}
     about = {"n_train": row["n_train"], "repetition": row["repetition"], "init": row["init"] and _init(row["init"])}
     cell = Cell.model_validate(parts["cell"] | about)
     if cell.id != row["cell_id"]:

@@ -23,13 +23,15 @@ from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Cell, digest
+from sparsebench.records.record import Cell, ScheduleChoice, digest
 from sparsebench.runner.process import OnBegin
 from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import AUTO, Budget
 from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Data, Recipe, Split, Task, check_data
 from sparsebench.training.fit import Fitted, fit, modules_of, state_digest
+from sparsebench.training.schedules import MANY, choose
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
 MOST = 2**26
@@ -121,6 +123,7 @@ class Prepared:
 
     Attributes:
         actor: the strategy on this network, or None if the strategy has no budget.
+        schedule: the choice of its schedule, or None if the budget or the strategy determines it.
         train, test, validation: the splits on the device; validation may be None.
         start: the trained weights that the network starts from.
         teacher: a copy of the initial network for a strategy that distils from it, otherwise None. It is also None if
@@ -133,6 +136,7 @@ class Prepared:
     data: Data
     network: Network
     actor: Actor | None
+    schedule: ScheduleChoice | None
     train: Samples
     test: Samples
     validation: Samples | None
@@ -209,8 +213,36 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
             )
         teacher = copy.deepcopy(network)
         teacher.module.eval().requires_grad_(False)
-    actor = _actor(cell, strategy, network, task)
-    return Prepared(cell, task, data, network, actor, train, test, validation, start, teacher, outcome)
+    budget, choice = cell.budget, None
+    if budget.schedule == AUTO:
+        budget, choice = _chosen_schedule(cell, strategy, network, train, task)
+    actor = _actor(cell, strategy, budget, network, task)
+    return Prepared(cell, task, data, network, actor, choice, train, test, validation, start, teacher, outcome)
+
+
+def _chosen_schedule(
+    cell: Cell, strategy: Strategy, network: Network, train: Samples, task: Task
+) -> tuple[Budget, ScheduleChoice]:
+    """Choose the schedule of a strategy on training images.
+
+    The images and the strategy's random numbers are drawn for this purpose, independently of the test.
+
+    Raises:
+        UnsupportedError: there are no training images.
+    """
+    count = len(train.labels)
+    if not count:
+        raise UnsupportedError(
+            f"the schedule of '{strategy.name}' is chosen on training images, and there are none here: state the "
+            "schedule instead of schedule=auto"
+        )
+    dimensions = "schedule", cell.task.name, cell.n_train, cell.repetition
+    order = seeds.generator(*dimensions).permutation(count)[:MANY]
+    rows = torch.from_numpy(order).to(train.labels.device)
+    stream = seeds.seed_of(*dimensions, strategy.name)
+    classifies = task.recipe().loss == "cross-entropy"
+    chosen = choose(network, strategy, cell.budget, train, rows, stream, classifies=classifies)
+    return chosen.budget, chosen.choice
 
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
@@ -292,8 +324,8 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
     return content
 
 
-def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Actor | None:
-    """Return the actor of a strategy on the network, or None if the strategy has no budget.
+def _actor(cell: Cell, strategy: Strategy, budget: Budget, network: Network, task: Task) -> Actor | None:
+    """Return the actor of a strategy with its budget on the network, or None if the strategy has no budget.
 
     The strategy's modules become a part of the network: they are trained, moved, stored and loaded with its weights.
     """
@@ -307,7 +339,7 @@ def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Acto
             "tracks tuned and scratch"
         )
     stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
-    actor = Actor(strategy, cell.budget, network.cost, network.grid, stream)
+    actor = Actor(strategy, budget, network.cost, network.grid, stream)
     if actor.learned:
         device = next(network.module.parameters()).device
         network.module.add_module(LEARNED, modules_of(actor).to(device))

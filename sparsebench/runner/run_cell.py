@@ -42,7 +42,7 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Outcomes, Record, Status, bytes_of, digest
+from sparsebench.records.record import Failure, Outcomes, Record, ScheduleChoice, Status, bytes_of, digest
 from sparsebench.runner.devices import environment, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
@@ -85,6 +85,7 @@ class Result:
     def __init__(self) -> None:
         self.metrics: dict[str, Metric] = {}
         self.trajectory: tuple[Step, ...] = ()
+        self.schedule: ScheduleChoice | None = None
         self.samples: dict[str, tuple[float | None, ...]] = {}
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
@@ -336,6 +337,7 @@ def measure(
         StrategyError: kept tokens or predictions depend on labels or masks.
     """
     network, recipe = cell.network, cell.recipe
+    result.schedule = cell.schedule
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
         raise _not_finite(cell, "the weights after the last step are not finite")
     _calibrate(result, cell)

@@ -99,6 +99,7 @@ class Traits(NamedTuple):
         scaled: blocks in which only one token is fused, so that the token count stays the same.
         rests: whether tokens that skip a block are present again after it, see `Rest`. A count then holds in each block
             until the next count, as it does if tokens are removed.
+        reads_out: whether the strategy changes the input of the head, and so may read tokens of the last block.
     """
 
     site: str
@@ -110,6 +111,7 @@ class Traits(NamedTuple):
     scaled: frozenset[int] = frozenset()
     first: float = 0.0
     rests: bool = False
+    reads_out: bool = False
 
 
 class Strategy(BaseModel):
@@ -224,8 +226,17 @@ class Strategy(BaseModel):
     def traits(self) -> Traits:
         """Return the properties that turn a budget into token counts."""
         fuses = self.fuses or self.disposal == "fuse"
-        macs, first = self._all_own_macs, self.first
-        return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first, rests=self.rests)
+        return Traits(
+            self.site,
+            self.reads(),
+            self.schedule,
+            self.most,
+            fuses,
+            self._all_own_macs,
+            first=self.first,
+            rests=self.rests,
+            reads_out=self.reads_out,
+        )
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs per image of the strategy's own matrix products at this block; 0 by default.

@@ -18,6 +18,8 @@ from pydantic import (
 from sparsebench.errors import UserError
 
 Schedule = Literal["stages", "every", "late"]
+AUTO: Literal["auto"] = "auto"
+"""The schedule of a budget that is chosen on the network, see `sparsebench.training.schedules`."""
 Convention = Literal["power-floor", "compound-ceil"]
 AMOUNTS = {
     "macs": "macs {}",
@@ -37,7 +39,7 @@ SHARES = {
 LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
 """Fields that budgets in older records lack, with the values that these budgets imply."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+)")
+_PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+|auto)")
 
 
 class Budget(BaseModel):
@@ -55,8 +57,9 @@ class Budget(BaseModel):
         convention: how a keep rate r becomes the count K_s of stage s: "power-floor" floor(r^s N)
             (DynamicViT, Rao et al. 2021) or "compound-ceil" ceil(r K_(s-1)) (EViT, Liang et al. 2022).
         schedule: "stages": tokens leave in some blocks, the same share in each; "every": in every block, the same
-            number in each; "late": in every block, in proportion to (l / L)^gamma in block l of L. None: the schedule
-            of the strategy.
+            number in each; "late": in every block, in proportion to (l / L)^gamma in block l of L; "auto": chosen among
+            schedules with the same MACs, by the distance of the outputs from those of the dense network. None: the
+            schedule of the strategy.
         gamma: exponent of the late schedule.
         blocks: the blocks, from 0, in which tokens leave, with any schedule. Without it they leave in every block, or,
             in stages, after each quarter of the network; a strategy may begin later, see `Strategy.first`.
@@ -70,7 +73,7 @@ class Budget(BaseModel):
     ratio: float | None = None
     counts: tuple[int, ...] | None = None
     convention: Convention = "power-floor"
-    schedule: Schedule | None = None
+    schedule: Schedule | Literal["auto"] | None = None
     gamma: float = Field(2.0, ge=0)
     blocks: tuple[int, ...] | None = None
 
@@ -86,6 +89,8 @@ class Budget(BaseModel):
         ((key, value),) = amounts.items()
         if key == "per_block":
             _check_per_block(value)
+        if data.get("schedule") == AUTO:
+            _check_auto(key, data)
         if key not in SHARED:
             _check_schedule(key, data)
         if key in ("per_block", "counts"):
@@ -126,7 +131,8 @@ class Budget(BaseModel):
         """The name of the budget in tables."""
         where = "" if self.blocks is None else " @" + ",".join(map(str, self.blocks))
         if self.schedule is not None:
-            where += {"stages": " in stages", "every": " every block", "late": f" late {self.gamma:g}"}[self.schedule]
+            forms = {"stages": "in stages", "every": "every block", "late": f"late {self.gamma:g}", AUTO: AUTO}
+            where += f" {forms[self.schedule]}"
         name, value = next((name, value) for name in AMOUNTS if (value := getattr(self, name)) is not None)
         text = ",".join(map(str, value)) if name == "counts" else f"{value:g}" if isinstance(value, float) else value
         rounds = name == "keep_rate" or (name == "macs" and self.convention != "power-floor")
@@ -150,6 +156,19 @@ def _check_per_block(value: Any) -> None:
     number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if not number and (ends is None or not any(int(end) for end in ends.groups())):
         raise UserError("tokens that leave each block (per_block)", got=value, allowed="1 or more, or such as 26..0")
+
+
+def _check_auto(key: str, data: dict[str, Any]) -> None:
+    """Raise UserError if a budget that leaves the schedule open also states a part of it, or no share of the MACs."""
+    if key != "macs":
+        raise UserError(
+            "schedule=auto compares schedules with the same MACs",
+            got=f"{key}={data[key]}",
+            allowed="a share of the MACs, as in macs=0.5",
+        )
+    stated = [name for name in ("blocks", "gamma") if data.get(name) is not None]
+    if stated:
+        raise UserError(f"schedule=auto chooses the blocks; leave out {' and '.join(stated)}, or schedule")
 
 
 def _check_schedule(key: str, data: dict[str, Any]) -> None:
