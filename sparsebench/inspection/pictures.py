@@ -29,7 +29,7 @@ from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
-from sparsebench.strategy.budget import FULL
+from sparsebench.strategy.budget import AUTO, FULL
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.strategy.tokens import Resting, membership_after
 from sparsebench.tasks.base import Data, Split
@@ -101,8 +101,10 @@ class Trainer:
 
 def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the prepared cell with its trained weights, including those of its strategy."""
+    # The trained weights replace the initial ones. Only the choice of a schedule needs these, in its own cell.
+    chooses = job.cell.budget.schedule == AUTO
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
-    prepared = prepare(bare, registry, context)
+    prepared = prepare(job if chooses else bare, registry, context)
     state, module, actor = load_file(context.setting.weights(job.weights)), prepared.network.module, prepared.actor
     fits = actor is not None and wants_images(actor) and not any(name.startswith(f"{LEARNED}.") for name in state)
     module.load_state_dict(state, strict=not fits)
