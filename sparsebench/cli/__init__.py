@@ -92,6 +92,7 @@ for command in (
     listing.env,
     look.show_tokens,
     look.compare,
+    look.schedules,
     look.speed,
     leaderboard.leaderboard,
     papers.reproduce,

@@ -1,8 +1,10 @@
-"""Commands that examine strategies in networks: show-tokens, compare and speed."""
+"""Commands that examine strategies in networks: show-tokens, compare, schedules and speed."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,14 @@ from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, numbers, options
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
+from sparsebench.measure.schedule import NEAR
 from sparsebench.plan import request as requests
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.progress import Progress
 from sparsebench.stats import style
 
 if TYPE_CHECKING:
+    from sparsebench.inspection.schedules import Schedules
     from sparsebench.inspection.speed import Row
 
 
@@ -236,3 +240,53 @@ def _cells(row: Row) -> dict[str, str]:
         "A/A": text(row.spread, 100, ".1f") + " %" * (row.spread is not None),
         "marks": row.problem or ", ".join(row.marks),
     }
+
+
+@click.command(cls=Guided)
+@click.argument("strategy", metavar="NAME|FILE.py[:PARAM=V]")
+@options(*SETTING, *RUN)
+@click.option("--task", metavar="NAME[:PARAM=V...]", help="The task.  [default: folder with --images, else composite]")
+@click.option("--json", "as_json", is_flag=True, help="Print a list with an object for each budget.")
+def schedules(strategy: str, task: str | None, as_json: bool, out: Path, **values: Any) -> None:
+    """Compare the schedules of a strategy at equal MACs.
+
+    A schedule says in which blocks how many tokens leave. Each schedule is compared with the network without a
+    strategy by the distance of their outputs, without labels. The chosen schedule (*) is that of schedule=auto: the
+    first whose distance exceeds the smallest by at most one standard error. The last line of each table is the strategy
+    with the chosen counts, for --plugin, speed, export and Python.
+
+    The network is one of --weights, or else that of the task, which is trained if it is missing. --images folder:DIR
+    compares on pictures of DIR/train if there are some, else on those of DIR.
+    """
+    from sparsebench.inspection.pictures import Trainer
+    from sparsebench.inspection.schedules import as_rows, compare_schedules
+
+    shares = values.pop("macs") or (0.7, 0.5, 0.3)
+    task = task or ("folder" if values["images"] else "composite")
+    request, files, execution = read_options(values | {"tasks": task, "seeds": 1, "macs": ()}, False)
+    with Progress(out) as progress:
+        measured = compare_schedules(strategy, shares, request, Trainer(files, execution, out, progress))
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in measured], indent=1))
+        return
+    for each in measured:
+        click.echo(f"{each.label} at {each.macs:g} of the MACs")
+        if each.reason:
+            click.echo(f"it has one schedule: {each.reason}\n{each.words}\n")
+            continue
+        click.echo(tabulate(as_rows(each), headers="keys", disable_numparse=True))
+        click.echo(f"{_basis(each)}\n{each.words}\n")
+
+
+def _basis(schedules: Schedules) -> str:
+    """Return a line that says on what the choice of a schedule rests."""
+    chosen = schedules.candidates[schedules.chosen]
+    if len(schedules.candidates) == 1:
+        off = abs(chosen.macs_ratio / schedules.macs - 1)
+        return "no other schedule has these MACs" if off <= NEAR else "no schedule has these MACs; this is the closest"
+    basis = f"chosen on {schedules.images} {schedules.source}"
+    if not schedules.on_others:
+        return f"{basis}; there are no others to compare with"
+    if schedules.on_others == chosen.name:
+        return f"{basis}; others give the same choice"
+    return f"{basis}; others give another choice: '{schedules.on_others}'"

@@ -36,6 +36,7 @@ COMMANDS = {
         "show-tokens": "sparsebench show-tokens --plugin attn_topk",
         "reproduce": "sparsebench reproduce theory --figure 2",
         "claims": "sparsebench claims evit-deit-s-0.7",
+        "schedules": "sparsebench schedules attn_topk --macs .5,.3",
         "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
     },
     "Look up": {

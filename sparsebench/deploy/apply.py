@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparsebench import seeds
 from sparsebench.deploy.sparse_model import SparseModel, describe
 from sparsebench.errors import UserError, one_line
-from sparsebench.measure.schedule import TokenSchedule
+from sparsebench.measure.schedule import TokenSchedule, only_schedule
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
@@ -25,11 +25,13 @@ from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy, complaint
-from sparsebench.strategy.budget import AMOUNTS, FULL, SHARES, Budget
+from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARES, Budget
 from sparsebench.strategy.spec import fill, parse, words_of
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.fit import fit, modules_of
+from sparsebench.training.schedules import MANY, Chosen, choose
+from sparsebench.training.steps import Samples
 
 NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
 RANDOM = "random"
@@ -68,7 +70,8 @@ def apply(
         learned: tensors that the strategy has learned, for a strategy that is trained or needs training images: a
             .safetensors file with tensors named `strategy.*`, as in `sparse.state_dict()`; or "random" to start a
             training.
-        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy with `fit`.
+        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy with `fit`,
+            or for schedule="auto"; of these, 128 are enough.
         labels: (n,) int64 class numbers of `images`, for a strategy that needs labels.
         seed: seed of the strategy's random numbers, which also depend on the position of a picture in its batch.
         mean: mean of the pixel normalisation, for strategies that read pixels: one number, or one per channel. Default:
@@ -92,17 +95,21 @@ def apply(
             std=cfg.get("std", 0.5) if std is None else std,
         )
         _check_pixels(network.channels, mean=mean, std=std)
-        _check_strategy(instance, learned, images, labels)
+        chooses = budget is not None and budget.schedule == AUTO
+        _check_strategy(instance, learned, images, labels, chooses)
         network.check(instance)
         if budget is None:  # all tokens as upper bounds, wherever it acts
             blocks = TokenSchedule(FULL, instance.traits(), network.cost).blocks
             amount = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
             amount = fit_budget(budget, instance, None, network.cost)
+            budget = amount if chooses else budget
+        if amount.schedule == AUTO:
+            budget = amount = choose_on_images(network, instance, amount, images, seed).counts
         actor = Actor(instance, amount, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
     if learned is not None:
         _load(actor, learned)
-    if images is not None:
+    if images is not None and instance.fits():
         _fit_on_images(network, actor, images, labels, seed)
     sparse = SparseModel(network, actor, spec_of(instance, budget, name))
     macs = None if instance.trains_only or instance.adaptive else amount.macs
@@ -253,8 +260,11 @@ def _check_pixels(channels: int, **statistics: float | Sequence[float] | None) -
             )
 
 
-def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:
-    """Raise UserError if the strategy is an oracle, or if `learned`, `images` and `labels` are not what it needs."""
+def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any, chooses: bool) -> None:
+    """Raise UserError if the strategy is an oracle, or if `learned`, `images` and `labels` are not what it needs.
+
+    `chooses` says whether a schedule is asked to be chosen on `images`.
+    """
     name = strategy.name
     if strategy.kind == "oracle":
         raise UserError(
@@ -266,6 +276,14 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
             f"'{name}' must be trained, but no trained parameters are given",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
+    if chooses and not only_schedule(strategy) and images is None:
+        raise UserError(
+            f"schedule='auto' chooses the schedule of '{name}' on pictures, and none are given",
+            next_step=f"give images=PIXELS, about {MANY} training pictures normalised as for the model, or state the "
+            "schedule",
+        )
+    if chooses and not strategy.fits():
+        images = None  # they are for the choice
     arguments = {"learned": learned, "images": images, "labels": labels}
     names = [argument for argument, value in arguments.items() if value is not None]
     allowed = [["learned"]] if strategy.trained or strategy.fits() else [[]]
@@ -295,18 +313,41 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
         ) from error
 
 
+def _check_images(network: DeepViT, images: Any) -> None:
+    """Raise UserError unless images are (n, channels, height, width), finite, and of the sizes of the network."""
+    weight = next(network.module.parameters())
+    n = len(images) if isinstance(images, Tensor) and images.ndim else 0
+    shape = (n, *network.pixels)
+    if n == 0 or tuple(images.shape) != shape or images.dtype != weight.dtype or not images.isfinite().all():
+        allowed = f"(n, {', '.join(map(str, shape[1:]))}), n >= 1, finite {weight.dtype}, normalised as for the network"
+        raise UserError("training images", got=describe(images), allowed=allowed)
+
+
+def choose_on_images(network: DeepViT, strategy: Strategy, budget: Budget, images: Any, seed: int) -> Chosen:
+    """Choose the schedule of a strategy on (n, channels, height, width) images, normalised as for the model.
+
+    Raises:
+        UserError: the images do not fit the model.
+    """
+    _check_images(network, images)
+    inputs = network.restore(images.to(next(network.module.parameters()).device))
+    samples = Samples(inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device), None)
+    stream = seeds.seed_of("schedule", "apply", seed)
+    classifies = network.module.num_classes > 0
+    was_training = network.module.training
+    chosen = choose(network, strategy, budget, samples, samples.items[:MANY], stream, classifies=classifies)
+    network.module.train(was_training)
+    return chosen
+
+
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
     """Fit the actor's strategy on (n, channels, height, width) images, normalised as for the model.
 
     Raises:
         UserError: the images or labels do not fit the model; or see `fit`.
     """
-    weight, classes = next(network.module.parameters()), network.module.num_classes
-    n = len(images) if isinstance(images, Tensor) and images.ndim else 0
-    shape = (n, *network.pixels)
-    if n == 0 or tuple(images.shape) != shape or images.dtype != weight.dtype or not images.isfinite().all():
-        allowed = f"(n, {', '.join(map(str, shape[1:]))}), n >= 1, finite {weight.dtype}, normalised as for the network"
-        raise UserError("training images", got=describe(images), allowed=allowed)
+    _check_images(network, images)
+    weight, classes, n = next(network.module.parameters()), network.module.num_classes, len(images)
     if labels is not None and (
         not isinstance(labels, Tensor)
         or labels.dtype != torch.int64

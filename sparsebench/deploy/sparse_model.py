@@ -275,8 +275,12 @@ class SparseModel(nn.Module):
         self.remove()
 
     def extra_repr(self) -> str:
-        """Return the strategy and the MACs, for `repr`."""
-        return f"{self.spec}, {self.macs_ratio:.3f} of the MACs"
+        """Return the strategy, the MACs and the token counts, for `repr`."""
+        facts = [self.spec, f"{self.macs_ratio:.3f} of the MACs"]
+        if self._actor.strategy.budgeted:
+            at_most = "at most " if self._actor.strategy.adaptive else ""
+            facts.append(f"{at_most}{self._actor.schedule}")
+        return ", ".join(facts)
 
 
 def describe(value: Any) -> str:

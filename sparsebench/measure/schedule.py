@@ -252,6 +252,12 @@ class TokenSchedule:
         """The planned MACs of one image."""
         return self.cost.macs(self.steps)
 
+    def __str__(self) -> str:
+        """The token counts in words, such as "96, 65, 43 of 144 tokens after blocks 1, 4, 7"."""
+        counts = ", ".join(map(str, self.counts))
+        where = "at the input" if self.traits.site == "input" else f"after {blocks_text(self.blocks)}"
+        return f"{counts} of {self.cost.tokens} tokens {where}"
+
 
 def only_schedule(strategy: Strategy) -> str:
     """Return why a strategy has only one schedule; "" if it may have several."""
@@ -266,6 +272,15 @@ def only_schedule(strategy: Strategy) -> str:
     if strategy.fits():
         return "it learns from training images at its own schedule"
     return ""
+
+
+def blocks_text(blocks: Sequence[int]) -> str:
+    """Return block numbers in words, such as "blocks 1, 4, 7" or "blocks 0 to 11"."""
+    if len(blocks) == 1:
+        return f"block {blocks[0]}"
+    if len(blocks) > 3 and blocks[-1] - blocks[0] == len(blocks) - 1:
+        return f"blocks {blocks[0]} to {blocks[-1]}"
+    return f"blocks {', '.join(map(str, blocks))}"
 
 
 class Candidate(NamedTuple):

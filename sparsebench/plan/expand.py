@@ -135,6 +135,8 @@ def _variant(
         _check_schedules(placed, entry, request)
     if not task.trains:
         placed = testable(placed, suite, request, registry, cost)
+    if any(budget.schedule == AUTO for _, _, budget, _ in placed):
+        fitted.check_schedule_images(files.places)
 
     first = None
     if training is not None and entry.training is not None:

@@ -215,33 +215,44 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         teacher.module.eval().requires_grad_(False)
     budget, choice = cell.budget, None
     if budget.schedule == AUTO:
-        budget, choice = _chosen_schedule(cell, strategy, network, train, task)
+        budget, choice = _choose_schedule(cell, strategy, network, train, task, context)
     actor = _actor(cell, strategy, budget, network, task)
     return Prepared(cell, task, data, network, actor, choice, train, test, validation, start, teacher, outcome)
 
 
-def _chosen_schedule(
-    cell: Cell, strategy: Strategy, network: Network, train: Samples, task: Task
+def _choose_schedule(
+    cell: Cell, strategy: Strategy, network: Network, train: Samples, task: Task, context: Context
 ) -> tuple[Budget, ScheduleChoice]:
-    """Choose the schedule of a strategy on training images.
+    """Choose the schedule of a strategy on training images, or on those of `Task.schedule_images`.
 
     The images and the strategy's random numbers are drawn for this purpose, independently of the test.
 
     Raises:
         UnsupportedError: there are no training images.
     """
-    count = len(train.labels)
-    if not count:
+    samples, source = train, "training images"
+    separate = task.schedule_images(MANY, cell.repetition, context.setting.locations)
+    if separate is not None:
+        split, source = separate
+        samples = context.samples(split, network.grid)
+    if not len(samples.labels):
         raise UnsupportedError(
             f"the schedule of '{strategy.name}' is chosen on training images, and there are none here: state the "
             "schedule instead of schedule=auto"
         )
     dimensions = "schedule", cell.task.name, cell.n_train, cell.repetition
-    order = seeds.generator(*dimensions).permutation(count)[:MANY]
-    rows = torch.from_numpy(order).to(train.labels.device)
-    stream = seeds.seed_of(*dimensions, strategy.name)
-    classifies = task.recipe().loss == "cross-entropy"
-    chosen = choose(network, strategy, cell.budget, train, rows, stream, classifies=classifies)
+    order = seeds.generator(*dimensions).permutation(len(samples.labels))[:MANY]
+    rows = torch.from_numpy(order).to(samples.labels.device)
+    chosen = choose(
+        network,
+        strategy,
+        cell.budget,
+        samples,
+        rows,
+        stream=seeds.seed_of(*dimensions, strategy.name),
+        classifies=task.recipe().loss == "cross-entropy",
+        source=source,
+    )
     return chosen.budget, chosen.choice
 
 

@@ -278,6 +278,24 @@ class Task(BaseModel):
         """
         return self
 
+    def schedule_images(self, count: int, repetition: int, locations: Locations) -> tuple[Split, str] | None:
+        """Return images on which schedules are chosen (schedule=auto), and a text that says which; labels are not used.
+
+        None, as by default, stands for the training images.
+
+        Args:
+            count: number of images that are enough.
+            repetition: the repetition, whose test images are others.
+            locations: the paths of its pictures.
+
+        Raises:
+            UserError: there are no such images.
+        """
+        return None
+
+    def check_schedule_images(self, locations: Locations) -> None:
+        """Raise UserError if there are no images on which schedules can be chosen; called before any cell."""
+
     def check_located(self, locations: Locations) -> None:
         """Raise UserError if files that each cell needs are missing at these locations; called before any cell."""
 

@@ -25,6 +25,7 @@ from sparsebench.tasks.sources.files import (
     fingerprint_of,
     listing,
     path_of,
+    read_rgb,
 )
 from sparsebench.tasks.sources.labels import BY_FILE, FILE, MOST_CLASSES, Numbered, number, read_file
 
@@ -100,6 +101,12 @@ def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
 
 
 @cache
+def _pictures_in(root: Path) -> list[str]:
+    """Return the paths of the pictures below a folder, listed once in a process: ImageNet has a million."""
+    return list(listing(root).pictures)
+
+
+@cache
 def _compare_orders(root: Path, numbered: Numbered, folders: tuple[str, ...]) -> None:
     """Warn if sorted folders, which are numbered by their names, are not in the order of their numbers.
 
@@ -127,7 +134,7 @@ class Folder(Task):
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "timm"
     trains: ClassVar[bool] = False
-    added: ClassVar[frozenset[str]] = frozenset({"classes", "head", "among"})
+    added: ClassVar[frozenset[str]] = frozenset({"classes", "head", "among", "choose_on"})
 
     images: str = Field("", description="the pictures: given by --images folder:DIR")
     canvas: int = Field(0, ge=0, description="side of the image in pixels; 0: as in the model")
@@ -153,6 +160,11 @@ class Folder(Task):
         "head",
         description="classes that a test can predict: all of the head, or those with a folder, as usual for ImageNet-A "
         "and ImageNet-R",
+    )
+    choose_on: Literal["", "test"] = Field(
+        "",
+        description="test: schedule=auto may use the test pictures, without their labels; default: those of DIR/train, "
+        "or those that test=N does not draw",
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
@@ -242,6 +254,40 @@ class Folder(Task):
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
         return (self._pixels(self._choose(repetition, locations)[0], locations),)
+
+    def schedule_images(self, count: int, repetition: int, locations: Locations) -> tuple[Split, str]:
+        """See `Task.schedule_images`: pictures of DIR/train, or pictures that the test does not use."""
+        root, names, source = self._schedule_pictures(repetition, locations)
+        order = seeds.generator("schedule", self.name, self.images, repetition).permutation(len(names))[:count]
+        cut = self.with_cut({}).model_dump(include=set(USUAL))
+        size = cut.pop("canvas")
+        pictures = [cut_out(read_rgb(root / names[i]), size, **cut).transpose(2, 0, 1) for i in order]
+        labels = np.zeros(len(pictures), dtype=np.int64)
+        return Split(np.stack(pictures), labels, np.zeros_like(labels)), source
+
+    def check_schedule_images(self, locations: Locations) -> None:
+        """See `Task.check_schedule_images`."""
+        self._schedule_pictures(0, locations)
+
+    def _schedule_pictures(self, repetition: int, locations: Locations) -> tuple[Path, list[str], str]:
+        """Return a folder, the paths in it of the pictures on which schedules may be chosen, and which these are."""
+        root = path_of(self.images, locations)
+        chosen, *_ = self._choose(repetition, locations)
+        if self.choose_on == "test":
+            return root, chosen, "test pictures, without labels"
+        train = root.parent / "train"
+        if root.name in SPLITS and train.is_dir() and (names := _pictures_in(train)):
+            return train, names, "pictures of the folder train"
+        in_test = set(chosen)
+        others = [name for names in self._folders(locations).values() for name in names if name not in in_test]
+        if not others:
+            raise UserError(
+                f"schedule=auto needs pictures other than the test's, and {root} has none",
+                next_step=f"put some into {train if root.name in SPLITS else root / 'train'}, test fewer with "
+                "--task folder:test=N, or allow the test pictures without their labels with "
+                "--task folder:choose_on=test",
+            )
+        return root, others, "pictures that the test does not use"
 
     def _folders(self, locations: Locations) -> dict[str, list[str]]:
         """Return the paths of the pictures by class folder, both sorted."""

@@ -47,6 +47,12 @@ class Chosen:
     budget: Budget
     choice: ScheduleChoice
 
+    @property
+    def counts(self) -> Budget:
+        """The chosen token counts as a budget, which is the same on every later version of the network."""
+        candidate = self.choice.candidates[self.choice.chosen]
+        return Budget(counts=candidate.counts, blocks=candidate.blocks)
+
 
 def choose(
     network: Network,
