@@ -1,0 +1,114 @@
+"""Chosen schedules on a user's network: the command `schedules`, `apply`, and runs on folders of pictures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from commands import call
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+import sparsebench
+from sparsebench import UserError
+from sparsebench.records import store
+
+ARCH = "vit_tiny_patch16_224"
+SIDE = 64
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with a ViT-Ti for two classes, at 64 pixels."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
+    save_file(timm.create_model(ARCH, num_classes=2, img_size=SIDE).state_dict(), path)
+    return path
+
+
+def write_pictures(folder: Path, each: int, seed: int = 0) -> None:
+    """Write pictures of noise of two classes, in the size of the network."""
+    rng = np.random.default_rng(seed)
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
+def pixels_of(folder: Path) -> Tensor:
+    """Return the pictures of a folder, normalised as for the network."""
+    arrays = [np.asarray(Image.open(path)) for path in sorted(folder.rglob("*.png"))]
+    return (torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+
+
+def network(weights: Path) -> torch.nn.Module:
+    return timm.create_model(ARCH, num_classes=2, img_size=SIDE, checkpoint_path=str(weights)).eval()
+
+
+def arguments(weights: Path, root: Path, out: Path) -> list[str]:
+    task = "folder:crop=1,labels=names"
+    return [
+        *("--model", f"timm:{ARCH}", "--weights", str(weights), "--images", f"folder:{root}"),
+        *("--task", task, "--out", str(out), "--jobs", "0"),
+    ]
+
+
+def test_the_command_and_apply_choose_the_same_counts(weights: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", 8)
+    write_pictures(tmp_path / "val", 2, seed=1)
+    printed = call("schedules", "attn_topk", "--macs", ".6,.4", *arguments(weights, tmp_path, tmp_path / "out"))
+    assert printed.exit_code == 0, printed.output
+    for macs in (0.6, 0.4):
+        model = network(weights)
+        images = pixels_of(tmp_path / "train")
+        sparse = sparsebench.apply(model, "attn_topk", macs=macs, schedule="auto", images=images)
+        assert sparse.spec in printed.output.splitlines()
+        outputs = sparse(images[:3])
+        sparse.remove()
+        again = sparsebench.apply(model, sparse.spec)
+        assert torch.equal(again(images[:3]), outputs)
+        assert again.macs_ratio == pytest.approx(macs, rel=0.02)
+
+
+def test_a_choice_needs_pictures_and_is_for_one_strategy_at_a_time(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="images=PIXELS"):
+        sparsebench.apply(network(weights), "attn_topk", macs=0.5, schedule="auto")
+    write_pictures(tmp_path / "val", 2)
+    refused = call("schedules", "attn_topk:macs=0.5", *arguments(weights, tmp_path, tmp_path / "out"))
+    assert refused.exit_code == 2 and "--macs" in refused.output
+    one = call("schedules", "patch_variance", "--macs", ".5", *arguments(weights, tmp_path, tmp_path / "out"))
+    assert one.exit_code == 0 and "at the input" in one.output and "patch_variance:macs=0.5" in one.output
+
+
+def run(weights: Path, root: Path, out: Path, task: str) -> None:
+    sparsebench.run(
+        plugins="attn_topk:schedule=auto", suite="folder", tasks=f"folder:crop=1,labels=names{task}", macs=0.5,
+        model=f"timm:{ARCH}", weights=weights, images=f"folder:{root}", jobs=0, out=out,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("train", "task", "source"),
+    [(True, "", "folder train"), (False, ",test=4", "test does not use"), (False, ",choose_on=test", "test pictures")],
+)
+def test_schedules_are_chosen_on_pictures_that_the_test_does_not_use(
+    weights: Path, tmp_path: Path, train: bool, task: str, source: str
+) -> None:
+    write_pictures(tmp_path / "val", 4)
+    if train:
+        write_pictures(tmp_path / "train", 3, seed=1)
+    run(weights, tmp_path, tmp_path / "out", task)
+    choices = [record.schedule for record in store.read(tmp_path / "out").values() if record.schedule is not None]
+    assert len(choices) == 1 and source in choices[0].source
+    images = {True: 6, False: 8 if "choose_on" in task else 4}[train]
+    assert {candidate.images for candidate in choices[0].candidates} == {images}
+
+
+def test_a_run_without_such_pictures_ends_before_its_first_cell(weights: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "val", 2)
+    with pytest.raises(UserError, match="choose_on=test") as error:
+        run(weights, tmp_path, tmp_path / "out", "")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
