@@ -34,6 +34,8 @@ from sparsebench import __version__, seeds
 from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.export import export_obstacle, first_cause
 from sparsebench.errors import StrategyError, UnsupportedError, one_line, text_of, unknown
+from sparsebench.measure.cost import VitCost
+from sparsebench.measure.schedule import TokenSchedule, blocks_text, last_block
 from sparsebench.records.record import Origin
 from sparsebench.records.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.strategy.base import Strategy, complaint, place_of
@@ -59,6 +61,8 @@ from sparsebench.training.evaluation import evaluate, patches_in, same
 from sparsebench.training.fit import modules_of, state_digest
 from sparsebench.training.steps import Autograd, Samples
 
+DEPTHS = (5, 12)
+"""Numbers of blocks of the networks in which default schedules are examined: those of our suites, and ViT-S."""
 BATCHES = 4
 """Number of batches in checks for side effects."""
 DEEP = ("class token", "no class token")
@@ -486,6 +490,27 @@ def _reads(strategy: Strategy) -> int:
             case.network(case.inputs, acting)
         most = max(most, counter.count / max(1, len(actor.keep)))
     return math.ceil(most)
+
+
+@check("informative")
+def choices_have_an_effect(strategy: Strategy) -> str:
+    """Whether the default schedule acts only where the choice of tokens can change the outputs of a class token."""
+    if not strategy.budgeted:
+        return "it has no budget"
+    cost = cast(VitCost, cached("class token").network.cost)
+    without: list[str] = []
+    for depth in DEPTHS:
+        network = replace(cost, blocks=cost.blocks[:1] * depth)
+        last = last_block(strategy.traits(), network)
+        blocks = TokenSchedule(Budget(macs=0.5), strategy.traits(), network).blocks
+        if late := [block for block in blocks if block > last]:
+            without.append(f"in {blocks_text(late)} of {depth}")
+    if not without:
+        return "yes"
+    return (
+        f"no: {', '.join(without)} it acts after the last attention, where a class token cannot change any more; "
+        "schedule=auto leaves these blocks out"
+    )
 
 
 @check("informative")

@@ -269,6 +269,16 @@ def test_measurements_report_what_a_strategy_cannot_do():
     assert CHECKS["compiles_a_choice"](FarFromMean()) == "yes"
 
 
+@pytest.mark.parametrize(("site", "blocks"), [("attention", ["block 4 of 5"]), ("block", [])])
+def test_blocks_without_an_effect_are_named(site, blocks):
+    class Acts(FarFromMean):
+        pass
+
+    Acts.site = site
+    remark = CHECKS["choices_have_an_effect"](Acts())
+    assert all(text in remark for text in blocks) and remark.startswith("no" if blocks else "yes")
+
+
 def test_fused_tokens_count_for_the_budget():
     def fuse(view, keep):
         N = view.index.shape[1]

@@ -12,6 +12,8 @@ from scipy.special import log_softmax
 
 import sparsebench
 from sparsebench import UserError
+from sparsebench.measure.schedule import last_block
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import create_vit
 from sparsebench.plugin.registry import Registry
@@ -184,3 +186,15 @@ def test_a_schedule_is_not_chosen_on_a_network_that_is_still_trained(tmp_path: P
 def test_a_schedule_is_chosen_for_a_share_of_the_macs_alone(budget: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="schedule"):
         sparsebench.run(plugins=f"attn_topk:{budget},schedule=auto", tasks=SMALL, suite="embedded", out=tmp_path)
+
+
+@pytest.mark.parametrize(("block", "changes"), [(11, False), (10, True)])
+def test_a_class_token_is_not_changed_by_choices_after_the_last_attention(block: int, changes: bool) -> None:
+    network, samples = tiny_network(), samples_of(2)
+    strategy = Registry().strategy("attn_topk").cls()
+    assert last_block(strategy.traits(), network.cost) == 10
+    actor = Actor(strategy, Budget(counts=(3,), blocks=(block,)), network.cost, network.grid, 0)
+    with torch.no_grad():
+        outputs, _ = samples.forward(network, actor, samples.items, visit=0, training=False)
+        dense, _ = samples.forward(network, None, samples.items, visit=0, training=False)
+    assert torch.allclose(outputs, dense, atol=1e-5) != changes
