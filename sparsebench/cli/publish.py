@@ -254,7 +254,9 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
     else:
         text = codecs.getwriter("utf-8")(file)  # unlike a TextIOWrapper it never closes the file, which others flush
         writer, checked = csv.writer(text, lineterminator="\n"), reports.read(folder)
-        for number, row in enumerate(table.rows_of(rows.drop_columns([table.CHECKSUM, *table.ITEM, *table.PARTS]))):
+        unread = {table.CHECKSUM, *table.ITEM, *table.PARTS}
+        shown = rows.select([name for name in rows.column_names if name not in unread])
+        for number, row in enumerate(table.rows_of(shown)):
             if checked:
                 badge = reports.badge_of(checked, row["strategy"], row["revision"])
                 row |= dict(zip((reports.CHECKS, reports.REMARK), badge, strict=True))

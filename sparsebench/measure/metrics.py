@@ -26,6 +26,7 @@ RESERVED = frozenset(
         "metrics",
         "notes",
         "samples",
+        "schedule",
         "test_ranks",
         "trajectory",
         "aligned_gap_reduction",

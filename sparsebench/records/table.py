@@ -252,15 +252,20 @@ def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
 
 
 def read(path: Path, columns: Columns = ALL) -> pa.Table:
-    """Return the selected columns of the rows of a sealed file.
+    """Return the selected columns of the rows of a sealed file. Selected columns that only newer files have are null.
 
     Raises:
         UserError: if the file is damaged or not a sealed file, or another version of sparsebench wrote it.
     """
+    import pyarrow as pa
+
     with _open(path) as file:
         rows = file.read(list(filter(columns, file.schema_arrow.names)))
         rows.validate(full=True)  # the checksums of pages do not cover the headers with the numbers of values
-        return rows
+    for name in filter(columns, sorted(ADDED)):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(len(rows), _types()[name]))
+    return rows
 
 
 @contextmanager
