@@ -139,7 +139,7 @@ def _networks_of(plan: Plan) -> list[str]:
     from sparsebench.plan.locate import file_names
 
     used = {job.cell.model.params.get("weights") for job in plan.jobs}
-    names = sorted(plain(file) for name, file in file_names(plan.locations).items() if name in used)
+    names = sorted(plain(file) for name, file in file_names(plan.located).items() if name in used)
     return [f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}"] if names else []
 
 

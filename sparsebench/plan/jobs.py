@@ -1,8 +1,9 @@
 """Jobs: the cells of a run with all data needed to run them, and with the cells that they start from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -103,6 +104,7 @@ class Variant:
 
     Attributes:
         task, model: with all their parameters.
+        places: the places of files by their names in cells.
         cell: a template of the cells, without strategy, budget, n_train, repetition and init.
         contenders: the strategies with their budgets.
         n_train: the numbers of training samples.
@@ -113,6 +115,7 @@ class Variant:
 
     task: Task
     model: Model
+    places: Mapping[str, Path]
     cell: Cell
     contenders: tuple[Contender, ...]
     n_train: tuple[int, ...]

@@ -9,16 +9,16 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsebench.errors import UserError, few, plain
-from sparsebench.plan.expand import expand
+from sparsebench.plan.expand import jobs_of, requested_tasks, variants_of
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.locate import Networks, places_of
+from sparsebench.plan.locate import Located, Networks, locate, official_places
 from sparsebench.plan.request import Files, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
@@ -165,7 +165,8 @@ class Plan:
     Attributes:
         jobs: all jobs of the request or its shard, and the jobs that they need.
         todo: the jobs that are not answered by a record, in the order in which they begin.
-        locations: the places of pictures and weights, by their names in cells.
+        located: the user's files.
+        locations: the places of these files, official sets and trained weights, by their names in cells.
         whole: all jobs of the request and the jobs that they start from. Networks found outside the run's folder, and
             the jobs that those start from, are left out.
         heads: the stored heads, by cell id.
@@ -186,6 +187,7 @@ class Plan:
     device: str = "cpu"
     changes: tuple[str, ...] = ()
     others: tuple[Job, ...] = ()
+    located: Located = field(default_factory=Located)
 
 
 def plan(
@@ -205,7 +207,10 @@ def plan(
     heads = store.heads(out)
     networks = Networks(out, heads, files.networks)
     suite = load(request.suite)
-    expanded = expand(request, registry, files, suite)
+    tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
+    located = locate(files, [task.cls for task in tasks])
+    variants = variants_of(tasks, suite, request, located, registry)
+    expanded = jobs_of(variants, registry)
     networks.check({job.cell.init.id for job in expanded if job.cell.track != "scratch" and job.cell.init})
 
     # Networks that exist elsewhere are not trained here, and neither is what they start from.
@@ -229,15 +234,18 @@ def plan(
     todo = [job for job in whole if job.cell.id in missing | needed]
     in_other_shards = [job for job in whole if job.cell.id not in in_this_shard | needed]
 
-    places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
-    for name in files.pictures.values():
+    places = {name: place for variant in variants for name, place in variant.places.items()}
+    places |= official_places(files, todo, places)
+    places |= networks.places({job.after for job in todo} - {""})
+    for name, place in located.places.items():
         contents = known_contents(name)
         if contents is not None and contents.strays:
-            log.warning("%s: left out: %s", plain(files.places[name], None), contents.strays)
+            log.warning("%s: left out: %s", plain(place, None), contents.strays)
     expected = Expected(whole, heads.values(), prior, todo)
     return Plan(
         jobs=jobs,
         todo=expected.longest_first(),
+        located=located,
         locations=places,
         whole=whole,
         heads=heads,

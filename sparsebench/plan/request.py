@@ -295,13 +295,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Files:
-    """The user's pictures and trained weights. None uses those of the suite.
-
-    Attributes:
-        places: the places of located files, by their names in cells; see `locate`.
-        pictures: the names of located pictures in cells, by parameter, whether the task only tests, and the user's
-            text.
-    """
+    """The user's pictures and trained weights, see `locate.locate`. None uses those of the suite."""
 
     images: Several[str] = option(
         (),
@@ -329,8 +323,6 @@ class Files:
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",
         title="DIR",
     )
-    places: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
-    pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 def _number(option: str, value: float | str, units: dict[str, int], allowed: str) -> float:

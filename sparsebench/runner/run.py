@@ -223,7 +223,7 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
     if plan.request is not None and plan.suite is not None:
         suite = _suite_of(plan.suite, plan.request, registry, plan.whole)
         yield manifests.SUITES, suite.model_dump(mode="json")
-    files = [FileEntry(name=name, file=file) for name, file in file_names(plan.locations).items()]
+    files = [FileEntry(name=name, file=file) for name, file in file_names(plan.located).items()]
     for name in plan.locations:
         if (contents := known_contents(name)) is not None and contents.strays:
             files.append(FileEntry(name=name, left_out=contents.strays))
