@@ -289,8 +289,8 @@ def env() -> None:
     """Show the machine and the libraries, as stored with records."""
     import torch
 
-    from sparsebench.runner.devices import environment
+    from sparsebench.runner.devices import machine
 
-    machine, gpus = environment(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    rows = [*machine.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(machine))]
+    about, gpus = machine(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    rows = [*about.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(about))]
     click.echo(tabulate(rows, tablefmt="plain"))

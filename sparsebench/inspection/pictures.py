@@ -18,13 +18,14 @@ from sparsebench.models.actor import LEARNED, Pass
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Networks, official_places
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import canonical
 from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.runner.run_cell import failure_of, one_thread
@@ -97,14 +98,14 @@ class Trainer:
             runs.carry_out(plan, self.execution, registry, self.out, self.callbacks)
         # Networks trained on a cluster are evaluated on this machine.
         device = devices.resolve_device("auto" if self.execution.dask else self.execution.device)
-        return Context(Setting(self.out, first_of(device), plan.locations))
+        return Context(RunEnvironment(self.out, first_of(device), plan.locations))
 
 
 def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the prepared cell with its trained weights, including those of its strategy."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
-    state, module, actor = load_file(context.setting.weights(job.weights)), prepared.network.module, prepared.actor
+    state, module, actor = load_file(context.environment.weights(job.weights)), prepared.network.module, prepared.actor
     fits = actor is not None and wants_images(actor) and not any(name.startswith(f"{LEARNED}.") for name in state)
     module.load_state_dict(state, strict=not fits)
     module.eval()

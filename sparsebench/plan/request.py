@@ -6,7 +6,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -27,7 +26,6 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from sparsebench.errors import UserError, reason_of, unknown
-from sparsebench.records import store
 from sparsebench.records.record import Precision, Track, Where
 from sparsebench.strategy.budget import Budget
 
@@ -416,24 +414,3 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, Execution]:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{option_of(str(first['loc'][0]))}: {first['msg']}", got=repr(first["input"])) from error
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The setting of a run, which all its cells have in common.
-
-    Attributes:
-        out: the run's folder.
-        device: "cpu", "cuda" or "cuda:i".
-        locations: the places of pictures by name, and of trained weights outside the run's folder by cell id.
-        execution: how cells are run.
-    """
-
-    out: Path
-    device: str
-    locations: Mapping[str, Path] = field(default_factory=dict)
-    execution: Execution = Execution()
-
-    def weights(self, cell_id: str) -> Path:
-        """Return the file of a cell's trained weights."""
-        return self.locations.get(cell_id) or store.weights_path(self.out, cell_id)

@@ -1,4 +1,4 @@
-"""Devices: the number and places of workers, exclusive use of a device, and the environment that records have."""
+"""Devices: the number and places of workers, exclusive use of a device, and the machine that records have."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _lock(name: str, on_wait: Callable[[], None], *, shared: bool = False) -> It
 
 
 @lru_cache(maxsize=1)
-def environment() -> dict[str, str]:
+def machine() -> dict[str, str]:
     """Return the machine, the library versions and the numerical settings of this process's records.
 
     Of SETTINGS only the variables that are set are included. This imports torch, but does not query a GPU.

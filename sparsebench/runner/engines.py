@@ -23,11 +23,12 @@ from typing import Any
 from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import GIB, Setting
+from sparsebench.plan.request import GIB
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record
 from sparsebench.runner.devices import first_of, places
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import (
     START,
     Message,
@@ -232,7 +233,7 @@ def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-Engine = Callable[[Queue, Setting], Generator[Record, None, None]]
+Engine = Callable[[Queue, RunEnvironment], Generator[Record, None, None]]
 """Runs the jobs of a queue and yields each record as soon as it is complete.
 
 An engine calls `Queue.begin` for each job that begins and `Queue.done` for each job that has its record. Once the queue
@@ -241,21 +242,21 @@ run.
 """
 
 
-def in_process(registry: Registry, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+def in_process(registry: Registry, queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
     """Run one job after another in this process, with strategies of the registry; see `Engine`."""
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import one_thread, run_cells
 
-    setting = replace(setting, device=first_of(setting.device))
+    environment = replace(environment, device=first_of(environment.device))
     with one_thread():
-        context = Context(setting, begin=queue.begin)
+        context = Context(environment, begin=queue.begin)
         while batch := queue.take():
             for job, record in zip(batch, run_cells(batch, registry, context), strict=True):
                 yield record
                 queue.done(job)
 
 
-def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+def in_workers(workers: int, queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
     """Run jobs in worker processes of one thread each; see `Engine`.
 
     A cell that exceeds a limit, or whose worker dies, gets a record of status `timeout`, `oom` or `crashed`, and the
@@ -263,8 +264,8 @@ def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record
     """
     records: SimpleQueue[Record | None] = SimpleQueue()
     supervisors = [
-        Supervisor(setting, str(number), place, queue.begin)
-        for number, place in enumerate(places(setting.device, workers))
+        Supervisor(environment, str(number), place, queue.begin)
+        for number, place in enumerate(places(environment.device, workers))
     ]
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(supervisor.serve, queue, records) for supervisor in supervisors]
@@ -287,16 +288,16 @@ class Supervisor:
     process. A cell with other code gets a new worker.
 
     Args:
-        setting: the setting of the run.
+        environment: the environment of the run.
         name: names the log file of the workers in the run's folder.
         place: environment variables of these workers only, see `places`; on a GPU they name the GPU.
         on_begin: called with the cells that begin and with progress.
     """
 
-    def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
-        self.setting = replace(setting, device="cuda:0" if place else "cpu")
-        self.timeout, self.memory = setting.execution.limits()
-        self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
+    def __init__(self, environment: RunEnvironment, name: str, place: Mapping[str, str], on_begin: OnBegin):
+        self.environment = replace(environment, device="cuda:0" if place else "cpu")
+        self.timeout, self.memory = environment.execution.limits()
+        self.log, self.place, self.on_begin = environment.out / "logs" / f"worker-{name}.log", place, on_begin
         self.server = server()
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
@@ -404,7 +405,7 @@ class Supervisor:
                 self.worker, self.code = self.server.start("sparsebench.runner.run_cell", self.place, self.log), code
                 if self.stopped:  # `kill` was called before this worker was known
                     self.worker.cut()
-                self.worker.ask(self.setting)
+                self.worker.ask(self.environment)
                 if self.worker.answer(START, Message) is not None:
                     return self.worker
             if self.stopped:

@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.records.record import Record
-from sparsebench.runner.devices import environment, search_path, variables
+from sparsebench.runner.devices import machine, search_path, variables
 
 M = TypeVar("M", bound=BaseModel)
 OnBegin = Callable[[Sequence[str], float], None]
@@ -255,7 +255,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     gc.disable()  # collections during imports are slow and free nothing
     for name in modules:
         importlib.import_module(name)
-    environment()  # cached for all workers; this reads files and computes nothing
+    machine()  # cached for all workers; this reads files and computes nothing
     gc.enable()
     if not FORKS:
         request, (line, _, log), _, _ = socket.recv_fds(requests, 2**16, 3)

@@ -20,7 +20,7 @@ from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Setting, Suite
+from sparsebench.plan.request import Execution, Files, Request, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
@@ -29,6 +29,7 @@ from sparsebench.records.manifests import OWN, FileEntry, StrategyEntry, SuiteEn
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, progress
 from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.strategy.base import how_of
@@ -140,17 +141,17 @@ def carry_out(
         UserError: the folder cannot be written, or the engine gave no record of a cell.
         KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
-    setting = Setting(out, plan.device, plan.locations, execution)
+    environment = RunEnvironment(out, plan.device, plan.locations, execution)
     store.check_writable(out)
     store.seal(out)  # records of killed runs
     observers = Observers(registry, execution.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):
         decode(pictures)
     with ExitStack() as connections:
-        workers = devices.workers_for(plan, setting.device, execution.jobs, execution.exclusive)
+        workers = devices.workers_for(plan, environment.device, execution.jobs, execution.exclusive)
         if execution.dask and plan.todo:
             (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # core must not import plugins
-            cluster = connections.enter_context(dask.load()(execution.dask, setting.device))
+            cluster = connections.enter_context(dask.load()(execution.dask, environment.device))
             engine, workers = cluster.records, cluster.slots() or 1  # 0 if no worker is connected yet
         engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
@@ -161,20 +162,20 @@ def carry_out(
             if execution.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
                 _remove_checkpoint(out, cell_id)  # the cell is done, or must start anew
         if plan.todo:
-            _collect(plan, engine, setting, workers, callbacks, observers)
+            _collect(plan, engine, environment, workers, callbacks, observers)
         else:
             progress.clear(out)
 
 
 def _collect(
-    plan: Plan, engine: Engine, setting: Setting, workers: int, callbacks: Callbacks, observers: Observers
+    plan: Plan, engine: Engine, environment: RunEnvironment, workers: int, callbacks: Callbacks, observers: Observers
 ) -> None:
     """Let an engine run the cells of a plan; store their records and pass them on. See `carry_out`."""
-    out, expected = setting.out, plan.expected
+    out, expected = environment.out, plan.expected
     writer = store.Writer(out)
-    store.keep(out / manifests.ENVIRONMENTS, devices.environment())
+    store.keep(out / manifests.ENVIRONMENTS, devices.machine())
     locks = CellLocks(out, plan.heads, expected.drop)
-    most = 1 if setting.device == "cpu" else TOGETHER
+    most = 1 if environment.device == "cpu" else TOGETHER
     queue = Queue(plan.todo, most, locks, expected.begin)
     stopped = threading.Event()
 
@@ -183,7 +184,7 @@ def _collect(
         callbacks.on_stop()
         queue.close()
 
-    records = engine(queue, setting)
+    records = engine(queue, environment)
     beat = progress.beat(out, expected, workers, callbacks.on_beat, plan.others, plan.heads)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from sparsebench import files
 from sparsebench.plan import plan as planner
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Execution, Request, Setting
+from sparsebench.plan.request import Execution, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Queue
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.progress import Callbacks
 from sparsebench.training.loop import Checkpoint
 
@@ -151,7 +152,7 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
         store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
     there = []
 
-    def looks(queue: Queue, _: Setting) -> Generator[Record, None, None]:
+    def looks(queue: Queue, _: RunEnvironment) -> Generator[Record, None, None]:
         there.append(sorted(path.parent.iterdir()))
         while jobs := queue.take():
             for job in jobs:

@@ -28,7 +28,7 @@ from sparsebench.runner.devices import SETTINGS, THREADS, places, turn, variable
 from sparsebench.runner.process import memory_over
 from sparsebench.runner.run_cell import one_thread
 
-DESCRIBE = "import json; from sparsebench.runner.devices import environment; print(json.dumps(environment()))"
+DESCRIBE = "import json; from sparsebench.runner.devices import machine; print(json.dumps(machine()))"
 
 
 def described(**variables: str) -> dict[str, str]:

@@ -13,7 +13,8 @@ import torch
 from measured import TINY
 from running import execute
 
-from sparsebench.plan import coverage, expand
+from sparsebench.plan import coverage
+from sparsebench.plan import plan as planner
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
@@ -75,8 +76,8 @@ def test_a_resumed_run_expands_its_suite_once_and_decides_the_device_once(
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(expand, "variants_of")
-    count(coverage, "variants_of")
+    count(planner, "variants_of")
+    count(coverage, "variants_of_task")
     count(devices, "resolve_device")
     runs.run(Request(suite=TINY), Files(), few, Registry(), tmp_path)
     assert calls == {"variants_of": 1, "resolve_device": 1}
