@@ -14,8 +14,9 @@ from typing import Any
 from sparsebench import __version__
 from sparsebench.errors import UserError, one_line
 from sparsebench.plan.jobs import Job
-from sparsebench.records import manifests, store
+from sparsebench.records import manifests
 from sparsebench.records.record import Failure, Record
+from sparsebench.records.store import Store
 from sparsebench.runner.devices import machine, places
 from sparsebench.runner.engines import Queue, Supervisor
 from sparsebench.runner.environment import RunEnvironment
@@ -107,6 +108,7 @@ class _Run:
         from distributed import as_completed
 
         self.cluster, self.environment, self.queue = cluster, environment, queue
+        self.store = Store(environment.out)
         self.futures: dict[Any, list[Job]] = {}
         self.coming = as_completed(with_results=True, raise_errors=False, loop=cluster.client.loop)
 
@@ -141,7 +143,7 @@ class _Run:
         jobs = self.futures.pop(future)
         if future.status == "finished":
             records, machine_of_records = result
-            store.keep(self.environment.out / manifests.ENVIRONMENTS, machine_of_records)
+            self.store.keep(manifests.ENVIRONMENTS, machine_of_records)
             of_cell = {record.cell_id: record for record in records}
             return [(job, of_cell[job.cell.id]) for job in jobs]
         if future.status != "error":

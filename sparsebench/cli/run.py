@@ -64,21 +64,22 @@ def run(
     if dry_run:
         forecast(plan_of(request, files, execution, Registry(), out))
         return
+    folder = store.Store(out)
     with Progress(out) as progress:
-        board, finished = execute(request, files, execution, out, progress)
+        board, finished = execute(request, files, execution, folder, progress)
     from sparsebench.board.board import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 
     result = board.judged
     whole = notes or form != "table"
-    lines = board.notes if whole else notes_on(finished, result, out, technical=False)
+    lines = board.notes if whole else notes_on(finished, result, folder, technical=False)
     write(render(report(result, lines, whole=form != "latex" and not choice.names), form, choice), form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
     shown = {*result.rows["strategy"], *finished["strategy"]}
-    if others := sorted(_strategies_in(out) - shown):
+    if others := sorted(_strategies_in(folder) - shown):
         names = few(others, width=60)
         click.echo(f"{out} also has results of {names}: `sparsebench leaderboard {out}` shows all", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
@@ -94,9 +95,9 @@ def run(
     sys.exit(int(bool(len(lost))))
 
 
-def _strategies_in(out: Path) -> set[str]:
+def _strategies_in(folder: store.Store) -> set[str]:
     """Return the strategies with records in a folder, with their parameters, without baselines and oracles."""
-    records = store.rows(out, lambda name: name in ("strategy", "kind"))
+    records = folder.index()
     pairs = zip(records["strategy"].to_pylist(), records["kind"].to_pylist(), strict=True)
     return {strategy for strategy, kind in pairs if kind == "deployable"}
 
@@ -186,10 +187,11 @@ def status(folder: Path) -> None:
 
     The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
     """
-    records, runs, lists = list(store.read(folder).values()), underway(folder).values(), cells_of(folder)
+    opened = store.Store(folder)
+    records, runs, lists = list(opened.records().values()), underway(folder).values(), cells_of(folder)
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
-    started = store.newest(folder)
+    started = opened.newest()
     own = {name: left_of(cells.own, started) for name, cells in lists.items()}
     of_runs = {cell_id: label for cells in own.values() for cell_id, label in cells.items()}
     others = {cell_id: label for cells in lists.values() for cell_id, label in left_of(cells.others, started).items()}

@@ -22,8 +22,8 @@ from sparsebench.plan.locate import Located, Networks, locate, official_places
 from sparsebench.plan.request import Files, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
 from sparsebench.records.record import ANSWERS, Head, Record
+from sparsebench.records.store import Store
 from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def plan(
     request: Request,
     files: Files,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     rerun: Rerun,
     in_shard: Callable[[str], bool] = lambda cell_id: True,
     prior: Callable[[Job], float] | None = None,
@@ -204,8 +204,9 @@ def plan(
     A shard also runs cells that its cells start from, directly or indirectly, if their weights are missing. For
     `prior` see `Expected`.
     """
-    heads = store.heads(out)
-    networks = Networks(out, heads, files.networks)
+    store = Store.open(folder)
+    heads = store.heads()
+    networks = Networks(store.path, heads, files.networks)
     suite = load(request.suite)
     tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
     located = locate(files, [task.cls for task in tasks])

@@ -250,9 +250,13 @@ def read(path: Path, columns: Columns = ALL) -> pa.Table:
         UserError: if the file is damaged or not a sealed file, or another version of sparsebench wrote it.
     """
     with _open(path) as file:
-        rows = file.read(list(filter(columns, file.schema_arrow.names)))
-        rows.validate(full=True)  # the checksums of pages do not cover the headers with the numbers of values
-        return rows
+        return _read_columns(file, columns)
+
+
+def _read_columns(file: pq.ParquetFile, columns: Columns) -> pa.Table:
+    rows = file.read(list(filter(columns, file.schema_arrow.names)))
+    rows.validate(full=True)  # the checksums of pages do not cover the headers with the numbers of values
+    return rows
 
 
 @contextmanager
@@ -288,9 +292,16 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
 
 def sidecars(path: Path) -> dict[str, str]:
     """Return the texts of the sidecars in a sealed file, by file name."""
-    with _open(path) as file:
-        texts: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
+    _, texts = read_with_sidecars(path, lambda name: False)
     return texts
+
+
+def read_with_sidecars(path: Path, columns: Columns) -> tuple[pa.Table, dict[str, str]]:
+    """Return what `read` and `sidecars` return, from one opening of the file."""
+    with _open(path) as file:
+        rows = _read_columns(file, columns)
+        texts: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
+    return rows, texts
 
 
 # Rows as records

@@ -27,6 +27,7 @@ from sparsebench.plan.request import GIB
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record
+from sparsebench.records.store import Store
 from sparsebench.runner.devices import first_of, places
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import (
@@ -68,18 +69,24 @@ class CellLocks:
     ends. If the file cannot be written, or the file system has no locks, each run computes all cells.
 
     Args:
-        out: the run's folder.
+        folder: the run's folder.
         heads: the stored heads by cell id when the run was planned.
         on_done: called with the id of a cell that another run has finished since then.
     """
 
-    def __init__(self, out: Path, heads: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
-        self.out, self.heads, self.on_done = out, heads, on_done
+    def __init__(
+        self,
+        folder: Path | Store,
+        heads: Mapping[str, Head],
+        on_done: Callable[[str], None] = lambda cell_id: None,
+    ):
+        self.opened, self.heads, self.on_done = Store.open(folder), heads, on_done
+        self.out = self.opened.path
         self.now, self.sealed = heads, list[Path]()
         self.ends, self.stored = dict[Path, int](), set[str]()  # what was read of other runs' segments
         self.file: int | None = None
         with suppress(OSError):
-            self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
+            self.file = os.open(self.out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
 
     def begin(self, cell_id: str) -> bool:
         """Lock a cell; return False if another run computes it."""
@@ -109,7 +116,8 @@ class CellLocks:
                 self._read(path)
         sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
         if sealed != self.sealed or job.cell.id in self.stored:
-            self.sealed, self.now = sealed, store.heads(self.out)
+            self.opened.refresh()
+            self.sealed, self.now = sealed, self.opened.heads()
         head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
         if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
             return False

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.records import store
+from sparsebench.records.store import Store
 
 if TYPE_CHECKING:
     from sparsebench.plan.jobs import Job
@@ -111,7 +112,7 @@ def left_of(labels: Labels, started: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         labels: the cells.
-        started: for each cell with a record, when its newest record began, see `store.newest`.
+        started: for each cell with a record, when its newest record began, see `Store.newest`.
     """
     left = {}
     for label, cells in labels.items():
@@ -123,7 +124,7 @@ def left_of(labels: Labels, started: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def beat(
-    out: Path,
+    folder: Path | Store,
     expected: Expected,
     workers: int,
     tell: Callable[[Underway], None] = lambda now: None,
@@ -133,7 +134,7 @@ def beat(
     """Update the status file of a run in a thread, and remove it at the end unless cells are left.
 
     Args:
-        out: the run's folder.
+        folder: the run's folder.
         expected: the cells that are left, and the time that they take.
         workers: the number of worker processes.
         tell: called with each written status and with the last status.
@@ -141,7 +142,8 @@ def beat(
         heads: the stored heads by cell id when the run was planned.
     """
     name = f"{socket.gethostname()}-{os.getpid()}"
-    path, over = out / "underway" / f"{name}.json", threading.Event()
+    opened = Store.open(folder)
+    path, over = opened.path / "underway" / f"{name}.json", threading.Event()
     list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS}")
     cells = Cells(own=labels_of(expected.left.values(), heads), others=labels_of(others, heads))
 
@@ -173,7 +175,7 @@ def beat(
             over.wait(EVERY)
         tell(state())
 
-    clear(out)
+    clear(opened)
     write(cells, list_path)
     thread = threading.Thread(target=write_on, daemon=True)
     thread.start()
@@ -187,7 +189,8 @@ def beat(
         else:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            forget_answered(out)
+            opened.refresh()
+            forget_answered(opened)
 
 
 def underway(out: Path) -> dict[Path, Underway]:
@@ -208,21 +211,23 @@ def cells_of(out: Path) -> dict[str, Cells]:
     return lists
 
 
-def clear(out: Path) -> None:
+def clear(folder: Path | Store) -> None:
     """Remove the files of a folder's stopped and killed runs. The current run computes their cells."""
-    for path, run in underway(out).items():
+    opened = Store.open(folder)
+    for path, run in underway(opened.path).items():
         if not run.alive:
             path.unlink(missing_ok=True)
             if run.cells.endswith(CELLS):
                 (path.parent / Path(run.cells).name).unlink(missing_ok=True)
-    forget_answered(out)
+    forget_answered(opened)
 
 
-def forget_answered(out: Path) -> None:
+def forget_answered(opened: Store) -> None:
     """Remove the lists of cells of ended runs that have all their records, and the folder of status files if empty."""
+    out = opened.path
     lists, used = cells_of(out), {run.cells for run in underway(out).values()}
     if lists.keys() - used:
-        started = store.newest(out)
+        started = opened.newest()
         for name in lists.keys() - used:
             if not left_of(lists[name].own, started) and not left_of(lists[name].others, started):
                 (out / "underway" / name).unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Record
+from sparsebench.records.store import Store
 from sparsebench.runner import devices, progress
 from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
 from sparsebench.runner.environment import RunEnvironment
@@ -50,7 +51,7 @@ def run(
     files: Files,
     execution: Execution,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     callbacks: Callbacks = SILENT,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
@@ -61,7 +62,7 @@ def run(
         files: the pictures and weights.
         execution: how cells are run.
         registry: the strategies, tasks, models and observers.
-        out: the run's folder.
+        folder: the run's folder. An open store has the new records afterwards.
         callbacks: functions that are called during the run.
         prior: returns the expected seconds of a cell, used if the folder has no record of its kind.
 
@@ -69,10 +70,11 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
-    begin(execution, out)
+    opened = Store.open(folder)
+    begin(execution, opened.path)
     with telling(callbacks.on_pictures):
-        plan = plan_of(request, files, execution, registry, out, prior)
-        carry_out(plan, execution, registry, out, callbacks)
+        plan = plan_of(request, files, execution, registry, opened, prior)
+        carry_out(plan, execution, registry, opened, callbacks)
     return plan
 
 
@@ -87,7 +89,7 @@ def plan_of(
     files: Files,
     execution: Execution,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
     """Return the plan of a run. Nothing is run or written.
@@ -98,7 +100,7 @@ def plan_of(
     device = device_of(execution)
     request = replace(request, on_gpu=device != "cpu")
     in_shard = planner.shard(execution.shard or "0/1")
-    plan = planner.plan(request, files, registry, out, execution.rerun, in_shard, prior)
+    plan = planner.plan(request, files, registry, folder, execution.rerun, in_shard, prior)
     return replace(plan, device=device)
 
 
@@ -122,7 +124,7 @@ def carry_out(
     plan: Plan,
     execution: Execution,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     callbacks: Callbacks = SILENT,
     engine: Engine | None = None,
 ) -> None:
@@ -134,16 +136,19 @@ def carry_out(
 
     Args:
         plan: from `plan_of`.
-        execution, registry, out, callbacks: see `run`.
+        execution, registry, folder, callbacks: see `run`.
         engine: runs the cells in place of the engine that `execution` asks for.
 
     Raises:
         UserError: the folder cannot be written, or the engine gave no record of a cell.
         KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
+    opened = Store.open(folder)
+    out = opened.path
     environment = RunEnvironment(out, plan.device, plan.locations, execution)
     store.check_writable(out)
     store.seal(out)  # records of killed runs
+    opened.refresh()
     observers = Observers(registry, execution.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):
         decode(pictures)
@@ -155,26 +160,33 @@ def carry_out(
             engine, workers = cluster.records, cluster.slots() or 1  # 0 if no worker is connected yet
         engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
-        for folder, value in _manifests(plan, registry):
-            store.keep(out / folder, value)
+        for kind, value in _manifests(plan, registry):
+            opened.keep(kind, value)
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
             head = plan.heads.get(cell_id)
             if execution.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
                 _remove_checkpoint(out, cell_id)  # the cell is done, or must start anew
         if plan.todo:
-            _collect(plan, engine, environment, workers, callbacks, observers)
+            _collect(plan, engine, environment, workers, opened, callbacks, observers)
         else:
-            progress.clear(out)
+            progress.clear(opened)
+    opened.refresh()
 
 
 def _collect(
-    plan: Plan, engine: Engine, environment: RunEnvironment, workers: int, callbacks: Callbacks, observers: Observers
+    plan: Plan,
+    engine: Engine,
+    environment: RunEnvironment,
+    workers: int,
+    opened: Store,
+    callbacks: Callbacks,
+    observers: Observers,
 ) -> None:
     """Let an engine run the cells of a plan; store their records and pass them on. See `carry_out`."""
     out, expected = environment.out, plan.expected
     writer = store.Writer(out)
-    store.keep(out / manifests.ENVIRONMENTS, devices.machine())
-    locks = CellLocks(out, plan.heads, expected.drop)
+    opened.keep(manifests.ENVIRONMENTS, devices.machine())
+    locks = CellLocks(opened, plan.heads, expected.drop)
     most = 1 if environment.device == "cpu" else TOGETHER
     queue = Queue(plan.todo, most, locks, expected.begin)
     stopped = threading.Event()
@@ -185,7 +197,7 @@ def _collect(
         queue.close()
 
     records = engine(queue, environment)
-    beat = progress.beat(out, expected, workers, callbacks.on_beat, plan.others, plan.heads)
+    beat = progress.beat(opened, expected, workers, callbacks.on_beat, plan.others, plan.heads)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
