@@ -20,7 +20,7 @@ from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.papers import address_of
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
 from sparsebench.errors import UserError, few, plain
-from sparsebench.plan.request import load
+from sparsebench.plan.suite import load
 from sparsebench.records import manifests
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.reports import REMARK

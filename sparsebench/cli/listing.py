@@ -19,7 +19,7 @@ from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
 from sparsebench.files import cache_folder, files_in, write_whole
-from sparsebench.plan import request as suites
+from sparsebench.plan import suite as suites
 from sparsebench.plan.contenders import BUDGET_KEYS
 from sparsebench.plugin.registry import Registry, distribution, entries, files_of, is_shipped
 from sparsebench.records.record import digest

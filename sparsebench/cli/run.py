@@ -26,7 +26,8 @@ from sparsebench.records.record import ANSWERS, Record
 from sparsebench.runner.progress import Progress, Underway, cells_of, clock, left_of, remedy, time_of, underway
 
 if TYPE_CHECKING:
-    from sparsebench.plan.plan import Expected, Plan
+    from sparsebench.plan.forecast import Forecast
+    from sparsebench.plan.plan import Plan
 
 ALSO = {"strategy": "plugin"}
 """Other names of options."""
@@ -146,7 +147,7 @@ def _networks_of(plan: Plan) -> list[str]:
 
 def _times(plan: Plan, registry: Registry) -> str:
     """Return a table of the cells to run, with their expected time and memory, by task and strategy."""
-    expected, memory = plan.expected, 0
+    expected, memory = plan.forecast, 0
     only_tests = not any(registry.task(job.cell.task.name).trains for job in plan.todo)
     if plan.todo and only_tests and not any(expected.seconds(job) for job in plan.todo):
         from sparsebench.inspection.speed import expect_tests
@@ -169,7 +170,7 @@ def _numbers_of_class_folders(plan: Plan) -> list[str]:
     return [f"{task}: class folders are numbered {line}" for task, line in sorted(lines) if line]
 
 
-def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
+def _totals(jobs: Sequence[Job], expected: Forecast, bytes_: int) -> dict[str, str]:
     """Return the expected time on one worker and the memory; "unknown" unless similar cells were run or timed."""
     seconds = [expected.seconds(job) for job in jobs]
     times = [value for value in seconds if value is not None]

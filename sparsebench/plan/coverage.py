@@ -10,7 +10,8 @@ from sparsebench.errors import UserError
 from sparsebench.plan.contenders import usual_budgets
 from sparsebench.plan.expand import RequestedTask, variants_of_task
 from sparsebench.plan.locate import Located
-from sparsebench.plan.request import Request, Suite, SuiteTask
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part, Where, digest
 from sparsebench.strategy.budget import AMOUNTS, FULL

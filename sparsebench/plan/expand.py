@@ -14,7 +14,8 @@ from sparsebench.models.base import Model
 from sparsebench.plan.contenders import Contender, closed_cost, contenders_of, fit_budget, specs_of, testable
 from sparsebench.plan.jobs import Job, JobMaker, Variant, dense_cell
 from sparsebench.plan.locate import Located
-from sparsebench.plan.request import Files, Request, Suite, SuiteTask, combinations, load
+from sparsebench.plan.request import Files, Request
+from sparsebench.plan.suite import Suite, SuiteTask, combinations, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Precision, Where
 from sparsebench.strategy.spec import fill, parse

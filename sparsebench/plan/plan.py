@@ -5,144 +5,25 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.expand import jobs_of, requested_tasks, variants_of
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Located, Networks, locate, official_places
-from sparsebench.plan.request import Files, Request, Rerun, Suite, load
+from sparsebench.plan.request import Files, Request, Rerun
+from sparsebench.plan.suite import Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import ANSWERS, Head, Record
+from sparsebench.records.record import ANSWERS, Head
 from sparsebench.records.store import Store
 from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
-
-LONGER = 0.25
-"""A running cell without progress is assumed to take at least this share of its elapsed time longer."""
-
-
-class Expected:
-    """The cells that are left, and the expected time until they are done.
-
-    The time of a cell is `Job.cost` divided by a speed: that of the finished cells of its kind (`Job.alike`), or of all
-    finished cells if its kind has none. The time left is the time of all cells divided by the number of workers, and at
-    least the time of the longest cell.
-
-    Args:
-        jobs: the jobs of the plan.
-        records: earlier records. Those of other cells are ignored.
-        prior: returns the expected seconds of a job, used until a cell of its kind is done or has progress.
-        left: the jobs to run; None for all.
-
-    Attributes:
-        left: the jobs without a record, by cell id.
-        running: for each running cell its begin, in seconds since 1970, and the share of it that is done.
-        lock: must be held to read several attributes while other threads change them.
-    """
-
-    def __init__(
-        self,
-        jobs: Collection[Job],
-        records: Iterable[Head] = (),
-        prior: Callable[[Job], float] | None = None,
-        left: Collection[Job] | None = None,
-    ):
-        self._jobs = {job.cell.id: job for job in jobs}
-        self._spent, self._hint = (defaultdict[object, Any](lambda: np.zeros(2)) for _ in range(2))  # seconds and costs
-        self._memory: dict[object, int] = {}
-        self.left = {job.cell.id: job for job in (jobs if left is None else left)}
-        self.running: dict[str, tuple[float, float]] = {}
-        self.lock = threading.RLock()
-        self._prior = {} if prior is None else {job.cell.id: prior(job) for job in jobs}
-        for record in records:
-            self._learn(record)
-
-    def _learn(self, record: Head | Record) -> None:
-        job = self._jobs.get(record.cell_id)
-        if job is not None and record.status == "ok" and record.seconds > 0:
-            for kind in (job.alike, None):  # None is for all kinds
-                self._spent[kind] += record.seconds, job.cost
-            self._memory[job.alike] = max(self._memory.get(job.alike, 0), record.memory)
-
-    def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
-        """Note that cells begin, or the share of a cell that is done, at time `now` in seconds since 1970.
-
-        The share gives the speed of the cell's kind until a cell of this kind is done.
-        """
-        now = time.time() if now is None else now
-        with self.lock:
-            for job in (self.left[cell_id] for cell_id in cell_ids if cell_id in self.left):
-                since, before = self.running.get(job.cell.id, (now, 0.0))
-                since = since if share >= before else now  # a lower share means that the cell was started again
-                self.running[job.cell.id] = since, share
-                if share > 0 and now > since:
-                    self._hint[job.alike] = self._hint[None] = np.array([(now - since) / share, job.cost])
-
-    def done(self, record: Record) -> None:
-        """Note the record of a finished cell."""
-        with self.lock:
-            self.drop(record.cell_id)
-            self._learn(record)
-
-    def drop(self, cell_id: str) -> None:
-        """Note that a cell is not to be run any more."""
-        with self.lock:
-            self.left.pop(cell_id, None)
-            self.running.pop(cell_id, None)
-
-    def seconds(self, job: Job) -> float | None:
-        """Return the expected seconds of a cell on one worker, or None before any speed is known."""
-        kinds = (job.alike,) if job.cell.id in self._prior else (job.alike, None)
-        tables = (self._spent, self._hint)
-        spent = next((table[kind] for kind in kinds for table in tables if kind in table), None)
-        return self._prior.get(job.cell.id) if spent is None else float(job.cost * spent[0] / spent[1])
-
-    def memory(self, job: Job) -> int | None:
-        """Return the expected bytes of memory of a cell's worker, or None if no cell of its kind is done."""
-        return self._memory.get(job.alike) or None
-
-    def longest_first(self) -> list[Job]:
-        """Return the jobs that are left, in the order in which they begin.
-
-        Jobs that others start from come first, then one job of each kind without a finished cell, then the longest
-        jobs. Jobs of equal length are grouped by plugin, as other code needs another worker. Otherwise they stay in
-        their order, in which jobs with the same data are neighbours.
-        """
-        jobs = list(self.left.values())
-        untried = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._spent}
-        first = set(untried.values())
-        return sorted(
-            jobs, key=lambda job: (job.order, job.cell.id not in first, -(self.seconds(job) or job.cost), job.code)
-        )
-
-    def time_left(self, workers: int, now: float = 0.0) -> float | None:
-        """Return the expected seconds until all cells are done, or None before a speed is known for each."""
-        jobs = {(job.alike, job.cost): job for job in self.left.values()}
-        lengths = {like: self.seconds(job) for like, job in jobs.items()}
-        left = {cell_id: lengths[job.alike, job.cost] for cell_id, job in self.left.items()}
-        left |= {cell_id: self._rest(cell_id, workers, now) for cell_id in self.running}
-        times = [seconds for seconds in left.values() if seconds is not None]
-        return max([sum(times) / max(1, workers), *times]) if len(times) == len(left) else None
-
-    def _rest(self, cell_id: str, workers: int, now: float) -> float | None:
-        """Return the expected seconds left of a running cell: by its own progress, or else by the speed of others."""
-        since, share = self.running[cell_id]
-        elapsed, expected = now - since, self.seconds(self.left[cell_id])
-        part = min(1.0, max(1, workers) / len(self.running))  # below 1 if a worker trains several cells in one program
-        if share:
-            return part * elapsed * (1 - share) / share
-        return None if expected is None else max(expected - part * elapsed, part * LONGER * elapsed)
 
 
 def shard(text: str) -> Callable[[str], bool]:
@@ -181,7 +62,7 @@ class Plan:
     locations: Mapping[str, Path]
     whole: list[Job]
     heads: Mapping[str, Head]
-    expected: Expected
+    forecast: Forecast
     request: Request | None
     suite: Suite | None = None
     device: str = "cpu"
@@ -202,7 +83,7 @@ def plan(
     """Return the plan of a request, or of a `shard` of it. Nothing is written and no network is built.
 
     A shard also runs cells that its cells start from, directly or indirectly, if their weights are missing. For
-    `prior` see `Expected`.
+    `prior` see `Forecast`.
     """
     store = Store.open(folder)
     heads = store.heads()
@@ -242,15 +123,15 @@ def plan(
         contents = known_contents(name)
         if contents is not None and contents.strays:
             log.warning("%s: left out: %s", plain(place, None), contents.strays)
-    expected = Expected(whole, heads.values(), prior, todo)
+    forecast = Forecast(whole, heads.values(), prior, todo)
     return Plan(
         jobs=jobs,
-        todo=expected.longest_first(),
+        todo=forecast.longest_first(),
         located=located,
         locations=places,
         whole=whole,
         heads=heads,
-        expected=expected,
+        forecast=forecast,
         request=request,
         suite=suite,
         changes=_changes(todo, heads),

@@ -28,9 +28,10 @@ import numpy as np
 from sparsebench import seeds
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan import plan as planner
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job, JobMaker, plugins_of
 from sparsebench.plan.locate import Located, Networks, files_of, locate, official_places
-from sparsebench.plan.plan import Expected, Plan
+from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Execution, Files
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
@@ -240,7 +241,7 @@ def _run(
             locations=places,
             whole=queue,
             heads={},
-            expected=Expected(queue),
+            forecast=Forecast(queue),
             request=None,
             device=runs.device_of(options),
         )

@@ -25,8 +25,9 @@ from sparsebench.records import store
 from sparsebench.records.store import Store
 
 if TYPE_CHECKING:
+    from sparsebench.plan.forecast import Forecast
     from sparsebench.plan.jobs import Job
-    from sparsebench.plan.plan import Expected, Plan
+    from sparsebench.plan.plan import Plan
     from sparsebench.records.record import Head, Record
 
 EVERY = 1.0
@@ -125,7 +126,7 @@ def left_of(labels: Labels, started: Mapping[str, str]) -> dict[str, str]:
 @contextmanager
 def beat(
     folder: Path | Store,
-    expected: Expected,
+    forecast: Forecast,
     workers: int,
     tell: Callable[[Underway], None] = lambda now: None,
     others: Iterable[Job] = (),
@@ -135,7 +136,7 @@ def beat(
 
     Args:
         folder: the run's folder.
-        expected: the cells that are left, and the time that they take.
+        forecast: the cells that are left, and the time that they take.
         workers: the number of worker processes.
         tell: called with each written status and with the last status.
         others: the jobs of other shards without a record.
@@ -145,12 +146,12 @@ def beat(
     opened = Store.open(folder)
     path, over = opened.path / "underway" / f"{name}.json", threading.Event()
     list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS}")
-    cells = Cells(own=labels_of(expected.left.values(), heads), others=labels_of(others, heads))
+    cells = Cells(own=labels_of(forecast.left.values(), heads), others=labels_of(others, heads))
 
     def state() -> Underway:
         now = time.time()
-        with expected.lock:
-            left, running = expected.left, expected.running
+        with forecast.lock:
+            left, running = forecast.left, forecast.running
             return Underway(
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -159,7 +160,7 @@ def beat(
                 left=Counter(job.label for job in left.values()),
                 running=Counter(left[cell_id].label for cell_id in running),
                 done=sum(share for _, share in running.values()),
-                seconds=expected.time_left(workers, now),
+                seconds=forecast.time_left(workers, now),
                 cells=list_path.name,
             )
 
@@ -184,7 +185,7 @@ def beat(
     finally:
         over.set()
         thread.join()
-        if expected.left:
+        if forecast.left:
             write(state().model_copy(update={"stopped": True, "running": {}}))
         else:
             with suppress(OSError):
@@ -324,7 +325,7 @@ class Progress(Callbacks):
                 again = f"; {failed} of them failed, --rerun failed tries them again"
             click.echo(f"{stored}{again if failed else ''}", err=True)
             return
-        seconds = plan.expected.time_left(workers)
+        seconds = plan.forecast.time_left(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker process{'' if workers == 1 else 'es'}"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)

@@ -20,7 +20,8 @@ from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Suite
+from sparsebench.plan.request import Execution, Files, Request
+from sparsebench.plan.suite import Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
@@ -183,12 +184,12 @@ def _collect(
     observers: Observers,
 ) -> None:
     """Let an engine run the cells of a plan; store their records and pass them on. See `carry_out`."""
-    out, expected = environment.out, plan.expected
+    out, forecast = environment.out, plan.forecast
     writer = store.Writer(out)
     opened.keep(manifests.ENVIRONMENTS, devices.machine())
-    locks = CellLocks(opened, plan.heads, expected.drop)
+    locks = CellLocks(opened, plan.heads, forecast.drop)
     most = 1 if environment.device == "cpu" else TOGETHER
-    queue = Queue(plan.todo, most, locks, expected.begin)
+    queue = Queue(plan.todo, most, locks, forecast.begin)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -197,13 +198,13 @@ def _collect(
         queue.close()
 
     records = engine(queue, environment)
-    beat = progress.beat(opened, expected, workers, callbacks.on_beat, plan.others, plan.heads)
+    beat = progress.beat(opened, forecast, workers, callbacks.on_beat, plan.others, plan.heads)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)
-                expected.done(record)
+                forecast.done(record)
                 if record.status not in CUT_SHORT:
                     _remove_checkpoint(out, record.cell_id)
                 observers.observe(record)
@@ -213,7 +214,7 @@ def _collect(
     store.seal(out)
     if stopped.is_set():
         raise KeyboardInterrupt
-    if lost := expected.left:
+    if lost := forecast.left:
         raise UserError(
             f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
             next_step="the records of the others are stored; the same command continues",

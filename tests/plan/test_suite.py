@@ -10,7 +10,7 @@ from suite_text import suite_text
 from sparsebench.errors import UserError
 from sparsebench.inspection.pictures import Trainer
 from sparsebench.plan import plan as planner
-from sparsebench.plan import request as suites
+from sparsebench.plan import suite as suites
 from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job

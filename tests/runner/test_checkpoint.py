@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench import files
 from sparsebench.plan import plan as planner
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Execution, Request
 from sparsebench.plugin.registry import Registry
@@ -39,7 +40,7 @@ def job(job_of: Any) -> Job:
 
 def run(job: Job, out: Path, every: float = OFTEN) -> Record:
     new: list[Record] = []
-    plan = planner.Plan([job], [job], {}, [job], store.heads(out), planner.Expected([job]), request=None)
+    plan = planner.Plan([job], [job], {}, [job], store.heads(out), Forecast([job]), request=None)
     execution = Execution("cpu", "failed", jobs=0, checkpoint=every)
     runs.carry_out(plan, execution, Registry(), out, Callbacks(on_record=new.append))
     return new[0]
