@@ -23,11 +23,11 @@ from sparsebench.runner.environment import RunEnvironment
 
 log = logging.getLogger(__name__)
 
-CONNECT = 5.0
+CONNECT_SECONDS = 5.0
 """Seconds to wait for the answer of a scheduler."""
-LEAST, EACH = 8, 2
-"""Dask tasks that the scheduler has at a time: at least LEAST, and EACH for each one that can run at once."""
-LOOK = 1.0
+LEAST_TASKS, TASKS_PER_SLOT = 8, 2
+"""Dask tasks that the scheduler has at a time: LEAST_TASKS, or more if TASKS_PER_SLOT for each free place are more."""
+CHECK_INTERVAL = 1.0
 """Seconds between two checks whether a Dask task was cancelled."""
 GPU = "GPU"
 """The name of the GPU among a Dask worker's resources: `dask worker --resources GPU=1`."""
@@ -50,7 +50,7 @@ def answer(environment: RunEnvironment, jobs: Sequence[Job], version: str) -> tu
     supervisor = Supervisor(environment, name, place, lambda cells, share: None)
 
     def watch() -> None:
-        while not over.wait(LOOK):
+        while not over.wait(CHECK_INTERVAL):
             state = dask.state.tasks.get(task)
             if state is None or state.state != "executing":
                 supervisor.kill()
@@ -118,7 +118,11 @@ class _Run:
             slots = self.cluster.slots()
             if not slots:
                 log.warning("waiting for a worker%s", "" if self.cluster.device == "cpu" else " with a GPU")
-            while len(self.futures) < max(LEAST, EACH * slots) and (jobs := self.queue.take(wait=not self.futures)):
+            enough = max(LEAST_TASKS, TASKS_PER_SLOT * slots)
+            while len(self.futures) < enough:
+                jobs = self.queue.take(wait=not self.futures)
+                if not jobs:
+                    break
                 self._submit(jobs)
             return next(self.coming) if self.futures else None
         except UserError:
@@ -176,7 +180,7 @@ def connect(address: str, device: str) -> Iterator[Cluster]:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     logging.getLogger("distributed").setLevel(logging.WARNING)  # by default it logs each connection
     try:
-        client = Client(address, timeout=CONNECT, set_as_default=False)
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise UserError(f"no Dask scheduler answers at {address}: {' '.join(str(error).split())}") from error
     with client:

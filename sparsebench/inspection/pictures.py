@@ -87,7 +87,7 @@ class Trainer:
         if pictures and task.inputs != "images":
             allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
             raise UserError("pictures need a task with images", got=f"'{task.name}'", allowed=allowed)
-        networks = Networks(self.out, plan.heads, self.files.networks).places({job.weights for job in plan.jobs})
+        networks = Networks(self.out, plan.summaries, self.files.networks).places({job.weights for job in plan.jobs})
         official = official_places(self.files, plan.jobs, plan.locations)
         places = {**plan.locations, **official, **networks}
         return replace(plan, locations=places, request=None)

@@ -361,7 +361,7 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Forecast,
         return float(seconds * actor.spent(tuple(actor.keep.values())))
 
     with one_thread():
-        expected = Forecast(plan.whole, plan.heads.values(), prior)
+        expected = Forecast(plan.whole, plan.summaries.values(), prior)
     return expected, peak()
 
 

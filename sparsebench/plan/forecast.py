@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsebench.plan.jobs import Job
-from sparsebench.records.record import Head, Record
+from sparsebench.records.record import Record, RecordSummary
 
 LEAST_REST = 0.25
 """A running cell without progress is assumed to take at least this share of its elapsed time longer."""
@@ -52,7 +52,7 @@ class Forecast:
     def __init__(
         self,
         jobs: Collection[Job],
-        records: Iterable[Head] = (),
+        records: Iterable[RecordSummary] = (),
         prior: Callable[[Job], float] | None = None,
         left: Collection[Job] | None = None,
     ):
@@ -67,7 +67,7 @@ class Forecast:
         for record in records:
             self._learn(record)
 
-    def _learn(self, record: Head | Record) -> None:
+    def _learn(self, record: RecordSummary | Record) -> None:
         job = self._jobs.get(record.cell_id)
         if job is not None and record.status == "ok" and record.seconds > 0:
             for kind in (job.alike, ALL_KINDS):

@@ -19,7 +19,7 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Files
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Head
+from sparsebench.records.record import RecordSummary
 from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources import Pixels
@@ -162,12 +162,12 @@ class Networks:
 
     Attributes:
         out: the run's folder.
-        heads: the heads of its records by cell id.
+        summaries: the summaries of its records by cell id.
         folder: the folder of --networks, or None.
     """
 
     out: Path
-    heads: Mapping[str, Head]
+    summaries: Mapping[str, RecordSummary]
     folder: Path | None = None
 
     def check(self, trainings: Collection[str]) -> None:
@@ -186,15 +186,15 @@ class Networks:
         Raises:
             UserError: they are not in the run's folder, and differ from the hash in their record.
         """
-        return _has_weights(self.out, cell_id, self.heads) or self.elsewhere(cell_id) is not None
+        return _has_weights(self.out, cell_id, self.summaries) or self.elsewhere(cell_id) is not None
 
     def elsewhere(self, cell_id: str) -> Path | None:
         """Return the file of a cell's weights outside the run's folder, or None; see `has`."""
-        for root, heads in self._other_networks.items():
+        for root, summaries in self._other_networks.items():
             path = store.weights_path(root, cell_id)
-            if cell_id not in heads or not path.exists():
+            if cell_id not in summaries or not path.exists():
                 continue
-            if not _has_weights(root, cell_id, heads):
+            if not _has_weights(root, cell_id, summaries):
                 raise UserError(
                     f"{path} is not the trained network: its content differs from the hash in its record",
                     next_step="fetch the folder again, or reinstall sparsebench if the folder is part of it",
@@ -204,19 +204,19 @@ class Networks:
 
     def places(self, cells: Collection[str]) -> dict[str, Path]:
         """Return the weight files outside the run's folder, by cell id. Cells with weights in it are left out."""
-        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.heads)}
+        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.summaries)}
         return {c: path for c, path in paths.items() if path is not None}
 
     @cached_property
-    def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
+    def _other_networks(self) -> dict[Path, Mapping[str, RecordSummary]]:
         shipped = Path(str(resources.files(__package__))) / "suites" / "networks"
         folders = [self.folder, shipped] if self.folder is not None else [shipped]
-        return {folder: store.heads(folder) for folder in folders}
+        return {folder: store.summaries(folder) for folder in folders}
 
 
-def _has_weights(out: Path, cell_id: str, heads: Mapping[str, Head]) -> bool:
+def _has_weights(out: Path, cell_id: str, summaries: Mapping[str, RecordSummary]) -> bool:
     """Return whether a folder has a cell's weights with the hash in the cell's record."""
-    expected = heads[cell_id].notes.get("weights") if cell_id in heads else None
+    expected = summaries[cell_id].notes.get("weights") if cell_id in summaries else None
     return expected is not None and expected == content_hash(store.weights_path(out, cell_id))
 
 

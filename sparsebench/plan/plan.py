@@ -19,7 +19,7 @@ from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plan.suite import Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import ANSWERS, Head
+from sparsebench.records.record import ANSWERS, RecordSummary
 from sparsebench.records.store import Store
 from sparsebench.tasks.sources.files import known_contents
 
@@ -50,7 +50,7 @@ class Plan:
         locations: the places of these files, official sets and trained weights, by their names in cells.
         whole: all jobs of the request and the jobs that they start from. Networks found outside the run's folder, and
             the jobs that those start from, are left out.
-        heads: the stored heads, by cell id.
+        summaries: the stored summaries, by cell id.
         request: None if the jobs are only a part of the request.
         device: the device of the cells: "cpu", "cuda" or "cuda:i".
         changes: why cells with records are run again, one line each.
@@ -61,7 +61,7 @@ class Plan:
     todo: list[Job]
     locations: Mapping[str, Path]
     whole: list[Job]
-    heads: Mapping[str, Head]
+    summaries: Mapping[str, RecordSummary]
     forecast: Forecast
     request: Request | None
     suite: Suite | None = None
@@ -86,8 +86,8 @@ def plan(
     `prior` see `Forecast`.
     """
     store = Store.open(folder)
-    heads = store.heads()
-    networks = Networks(store.path, heads, files.networks)
+    summaries = store.summaries()
+    networks = Networks(store.path, summaries, files.networks)
     suite = load(request.suite)
     tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
     located = locate(files, [task.cls for task in tasks])
@@ -101,12 +101,12 @@ def plan(
     whole = [job for job in expanded if job.cell.id in requested | starts]
 
     def has_answer(job: Job) -> bool:
-        head = heads.get(job.cell.id)
-        if head is None or rerun == "always" or not job.is_answered_by(head):
+        summary = summaries.get(job.cell.id)
+        if summary is None or rerun == "always" or not job.is_answered_by(summary):
             return False
-        if request.single and job.requested and head.status == "ok":  # weights are needed too
+        if request.single and job.requested and summary.status == "ok":  # weights are needed too
             return networks.has(job.weights)
-        return rerun == "missing" or head.status in ANSWERS
+        return rerun == "missing" or summary.status in ANSWERS
 
     # Cells of the shard, and cells of any shard that these start from and whose weights are missing.
     in_this_shard = {job.cell.id for job in whole if in_shard(job.cell.id)}
@@ -123,18 +123,18 @@ def plan(
         contents = known_contents(name)
         if contents is not None and contents.strays:
             log.warning("%s: left out: %s", plain(place, None), contents.strays)
-    forecast = Forecast(whole, heads.values(), prior, todo)
+    forecast = Forecast(whole, summaries.values(), prior, todo)
     return Plan(
         jobs=jobs,
         todo=forecast.longest_first(),
         located=located,
         locations=places,
         whole=whole,
-        heads=heads,
+        summaries=summaries,
         forecast=forecast,
         request=request,
         suite=suite,
-        changes=_changes(todo, heads),
+        changes=_changes(todo, summaries),
         others=tuple(job for job in in_other_shards if not has_answer(job)),
     )
 
@@ -158,15 +158,15 @@ def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[st
     return needed
 
 
-def _changes(todo: Iterable[Job], heads: Mapping[str, Head]) -> tuple[str, ...]:
+def _changes(todo: Iterable[Job], summaries: Mapping[str, RecordSummary]) -> tuple[str, ...]:
     """Return a line for each changed revision, with the strategies and the number of cells to run again."""
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for job in todo:
-        head, now = heads.get(job.cell.id), job.origin.identity
-        if head is not None and head.status != "skipped" and (before := head.origin.identity) != now:
+        summary, now = summaries.get(job.cell.id), job.origin.identity
+        if summary is not None and summary.status != "skipped" and (before := summary.origin.identity) != now:
             why = f"its revision is {plain(now)}, and was {plain(before)}"
             if now.startswith(CODE) and before.startswith(CODE):
-                files = [plain(origin.plugin.removeprefix("file:")) for origin in (job.origin, head.origin)]
+                files = [plain(origin.plugin.removeprefix("file:")) for origin in (job.origin, summary.origin)]
                 why = "its file changed" if files[0] == files[1] else f"its file is {files[0]}, and was {files[1]}"
             reasons[why][job.cell.strategy.name] += 1
     return tuple(

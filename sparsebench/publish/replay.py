@@ -240,7 +240,7 @@ def _run(
             located=located,
             locations=places,
             whole=queue,
-            heads={},
+            summaries={},
             forecast=Forecast(queue),
             request=None,
             device=runs.device_of(options),

@@ -246,7 +246,7 @@ def bytes_of(numbers: np.ndarray | None) -> bytes:
     return numbers.astype("<u1" if numbers.max() < 256 else "<u2").tobytes()
 
 
-class Head(NamedTuple):
+class RecordSummary(NamedTuple):
     """The fields of an existing record that a run needs. `setting` describes its test, see `table.setting_text`."""
 
     cell_id: str

@@ -33,7 +33,7 @@ from pydantic import TypeAdapter
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of
 from sparsebench.records import table
-from sparsebench.records.record import Head, Record, VersionError, canonical, digest
+from sparsebench.records.record import Record, RecordSummary, VersionError, canonical, digest
 from sparsebench.records.table import ALL, Columns
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 SIDECARS = ("environments", "checks", "strategies", "suites", "metrics", "files")
 """Folders of sidecars: .json files that describe records, each named after the hash of its content."""
-INDEX = frozenset({*table.HEAD, "strategy", "kind"})
+INDEX = frozenset({*table.SUMMARY, "strategy", "kind"})
 """The columns that an open store keeps in memory."""
 
 SEGMENT = re.compile(r"-(?P<host>[\w-]*)-(?P<pid>\d+)-[0-9a-f]+\.jsonl$")
 """Matches the end of a segment's name, which names its writer. Early versions named no writer."""
-QUIET = 7 * 24 * 3600.0
+DEAD_WRITER_AFTER = 7 * 24 * 3600.0
 """Seconds without a new record after which the writer of another machine's segment counts as dead."""
 
 
@@ -186,9 +186,9 @@ class _SealedFile(NamedTuple):
 class Store:
     """An open store: the records of a run's folder with their sidecars.
 
-    Heads and sidecars are read at the first question about them, and are the same until `refresh`. Each sealed file is
-    opened once for both. Each call of `rows` or `records` opens it again: their columns may take much memory, and are
-    not kept.
+    Summaries and sidecars are read at the first question about them, and are the same until `refresh`. Each sealed file
+    is opened once for both. Each call of `rows` or `records` opens it again: their columns may take much memory, and
+    are not kept.
 
     Attributes:
         path: the run's folder.
@@ -215,9 +215,9 @@ class Store:
             self._index = self._join(lambda name: name in INDEX, lambda path: self._read_sealed(path).index)
         return counting(self._index) if counted else self._index
 
-    def heads(self) -> dict[str, Head]:
-        """Return the heads of the records that count, by cell id."""
-        return {head.cell_id: head for head in table.heads_of(self.index())}
+    def summaries(self) -> dict[str, RecordSummary]:
+        """Return the summaries of the records that count, by cell id."""
+        return {summary.cell_id: summary for summary in table.summaries_of(self.index())}
 
     def newest(self) -> dict[str, str]:
         """Return when the newest record of each cell began, by cell id, whether it counts or not."""
@@ -228,7 +228,7 @@ class Store:
         return started
 
     def records(self, *, needed: bool = False) -> dict[str, Record]:
-        """Return the records that count now, by cell id; see `rows`. This takes many times longer than `heads`."""
+        """Return the records that count now, by cell id; see `rows`. This takes many times longer than `summaries`."""
         records = map(table.record_of, table.rows_of(self.rows(needed=needed)))
         return {record.cell_id: record for record in records}
 
@@ -324,9 +324,9 @@ def read(out: Path, *, needed: bool = False) -> dict[str, Record]:
     return Store(out).records(needed=needed)
 
 
-def heads(out: Path) -> dict[str, Head]:
-    """Return the heads of the same records, by cell id. This is many times faster than `read`, with far less memory."""
-    return Store(out).heads()
+def summaries(out: Path) -> dict[str, RecordSummary]:
+    """Return the summaries of the same records, by cell id. This is many times faster than `read`, in less memory."""
+    return Store(out).summaries()
 
 
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:
@@ -462,12 +462,12 @@ def _may_be_written(path: Path, file: int) -> bool:
     """Lock a segment; return whether a process may still write to it, or seals it.
 
     On network file systems, locks may hold on one machine only or do nothing. So they decide only if the name of the
-    segment does not: the segment of another machine counts as written until it has been `QUIET`, and that of a process
-    of this machine until the process has ended.
+    segment does not: the segment of another machine counts as written until it has had no new record for
+    `DEAD_WRITER_AFTER`, and that of a process of this machine until the process has ended.
     """
     writer = SEGMENT.search(path.name)
     if writer is not None and writer["host"] != _host():
-        written = time.time() - os.fstat(file).st_mtime < QUIET
+        written = time.time() - os.fstat(file).st_mtime < DEAD_WRITER_AFTER
     else:
         pid = int(writer["pid"]) if writer is not None else os.getpid()
         written = pid != os.getpid() and process_exists(pid)

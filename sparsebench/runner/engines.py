@@ -26,12 +26,12 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import GIB
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Head, Record
+from sparsebench.records.record import Failure, Record, RecordSummary
 from sparsebench.records.store import Store
 from sparsebench.runner.devices import first_of, places
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import (
-    START,
+    START_SECONDS,
     Message,
     OnBegin,
     Worker,
@@ -44,21 +44,21 @@ from sparsebench.runner.process import (
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.25
+CHECK_INTERVAL = 0.25
 """Seconds between two checks of a worker that sends no message, and of cells that other runs compute."""
-PATIENCE = 5.0
+EXIT_SECONDS = 5.0
 """Seconds that a worker has to exit after it closed its line."""
-TRIES = 3
+START_ATTEMPTS = 3
 """Number of workers in a row that may fail to start."""
-TOGETHER = 1000
+LARGEST_BATCH = 1000
 """Most cells in a batch for a worker on a GPU. The worker trains as many at a time as fit in memory."""
-KILLS = tuple(
+KILL_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )  # Windows lacks two of them
 """Signals that come from outside a cell's code, e.g. from the kernel if memory is short."""
 KILLED = "killed"
 """The kind of a failure by one of these signals."""
-LOCKS = ".cells.lock"
+LOCK_FILE = ".cells.lock"
 """The lock file in a run's folder. Each cell is locked by one byte of it."""
 
 
@@ -70,23 +70,23 @@ class CellLocks:
 
     Args:
         folder: the run's folder.
-        heads: the stored heads by cell id when the run was planned.
+        summaries: the stored summaries by cell id when the run was planned.
         on_done: called with the id of a cell that another run has finished since then.
     """
 
     def __init__(
         self,
         folder: Path | Store,
-        heads: Mapping[str, Head],
+        summaries: Mapping[str, RecordSummary],
         on_done: Callable[[str], None] = lambda cell_id: None,
     ):
-        self.opened, self.heads, self.on_done = Store.open(folder), heads, on_done
+        self.opened, self.summaries, self.on_done = Store.open(folder), summaries, on_done
         self.out = self.opened.path
-        self.now, self.sealed = heads, list[Path]()
+        self.now, self.sealed = summaries, list[Path]()
         self.ends, self.stored = dict[Path, int](), set[str]()  # what was read of other runs' segments
         self.file: int | None = None
         with suppress(OSError):
-            self.file = os.open(self.out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
+            self.file = os.open(self.out / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
 
     def begin(self, cell_id: str) -> bool:
         """Lock a cell; return False if another run computes it."""
@@ -117,9 +117,9 @@ class CellLocks:
         sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
         if sealed != self.sealed or job.cell.id in self.stored:
             self.opened.refresh()
-            self.sealed, self.now = sealed, self.opened.heads()
-        head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
-        if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
+            self.sealed, self.now = sealed, self.opened.summaries()
+        summary, old = self.now.get(job.cell.id), self.summaries.get(job.cell.id)
+        if summary is None or not job.is_answered_by(summary) or (old is not None and old.started == summary.started):
             return False
         self.on_done(job.cell.id)
         return True
@@ -173,7 +173,7 @@ class Queue:
                     if jobs := self._claim(batch):
                         return jobs
                 elif wait:
-                    self.changed.wait(LOOK if self.elsewhere else None)
+                    self.changed.wait(CHECK_INTERVAL if self.elsewhere else None)
                     self.elsewhere.clear()
                 else:
                     return None
@@ -382,12 +382,12 @@ class Supervisor:
     def _hear(self, worker: Worker, left: dict[str, Job]) -> Message | Failure | None:
         """Return the worker's next message or its failure, or None if it has sent nothing and exceeds no limit."""
         try:
-            message = worker.answer(LOOK, Message)
+            message = worker.answer(CHECK_INTERVAL, Message)
             if message is not None and message.record is not None and message.record.cell_id not in left:
                 raise ValueError("it is about another cell")
         except EOFError:
-            code = worker.end(PATIENCE)
-            kind = KILLED if -code in KILLS else "crashed"
+            code = worker.end(EXIT_SECONDS)
+            kind = KILLED if -code in KILL_SIGNALS else "crashed"
             return Failure(reason=f"the worker {exit_text(code)}", kind=kind, traceback=worker.last_words())
         except ValueError as error:
             reason = f"the worker's answer cannot be read: {error}"
@@ -407,19 +407,19 @@ class Supervisor:
         if self.worker is not None and self.code == code:
             return self.worker
         end_of_log = self.log.stat().st_size if self.log.exists() else 0
-        for _ in range(TRIES):
+        for _ in range(START_ATTEMPTS):
             self.end()
             with suppress(EOFError, ValueError):
                 self.worker, self.code = self.server.start("sparsebench.runner.run_cell", self.place, self.log), code
                 if self.stopped:  # `kill` was called before this worker was known
                     self.worker.cut()
                 self.worker.ask(self.environment)
-                if self.worker.answer(START, Message) is not None:
+                if self.worker.answer(START_SECONDS, Message) is not None:
                     return self.worker
             if self.stopped:
                 return None
         raise UserError(
-            f"{TRIES} workers in a row did not start: {why_not(self.log, end_of_log)}",
+            f"{START_ATTEMPTS} workers in a row did not start: {why_not(self.log, end_of_log)}",
             next_step=f"see {self.log}, or use --jobs 0, which needs no worker processes",
         )
 

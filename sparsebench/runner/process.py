@@ -55,13 +55,13 @@ PRELOADED = (
 )
 PREFIX: list[str] = []
 """A prefix of the command that starts a server, e.g. that of a sandbox."""
-PATIENCE = 10.0
+KILL_SECONDS = 10.0
 """Seconds to wait for killed processes. A process that the kernel holds may never end."""
-STARTER = 1.0
+STARTER_CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the process that started the server still runs."""
-START = 300.0
+START_SECONDS = 300.0
 """Seconds that a server may take to load. Slow file systems need minutes."""
-LONGEST = 2**26
+LARGEST_MESSAGE = 2**26
 """Most bytes of a message. A strategy that finds the descriptor may write to it without end."""
 
 
@@ -145,7 +145,7 @@ def serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
     while True:
-        ready = select.select([requests, ended, *workers.values()], [], [], STARTER)[0]
+        ready = select.select([requests, ended, *workers.values()], [], [], STARTER_CHECK_INTERVAL)[0]
         if ended in ready:
             ended.recv(2**16)
         for pid, status in list(workers.items()):
@@ -235,7 +235,7 @@ def _end(pid: int, status: socket.socket, others: set[int]) -> None:
         os.killpg(pid, signal.SIGKILL)
     _kill(pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + KILL_SECONDS
     while (strays := set(_children(os.getpid())) - others) and time.monotonic() < end:
         for stray in strays:
             for child in (*descendants(stray), stray):
@@ -271,7 +271,7 @@ def why_not(log: Path, start: int = 0) -> str:
     """Return why a worker did not start: the last line of its log after the byte `start`."""
     lines = text_since(log, start).split("\n")
     words = [line.strip() for line in lines if line.strip()]
-    return words[-1][:300] if words else f"it was ended, or took more than {START:g} s, and left no message"
+    return words[-1][:300] if words else f"it was ended, or took more than {START_SECONDS:g} s, and left no message"
 
 
 def text_since(log: Path, start: int = 0) -> str:
@@ -349,7 +349,7 @@ class Server:
             return self._running
         self.close()
         requests, child = socket.socketpair()
-        requests.settimeout(START)
+        requests.settimeout(START_SECONDS)
         code = f"import sys; sys.path[:] = {self._path}\n"  # PYTHONPATH cannot have folders with a colon
         code += f"from sparsebench.runner.process import main; main({child.fileno()}, {PRELOADED})"
         with child:
@@ -373,7 +373,7 @@ def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> No
     requests.close()
     process.terminate()  # ends a server that is still loading; one that serves ends as the socket is closed
     try:
-        process.wait(PATIENCE)
+        process.wait(KILL_SECONDS)
     except subprocess.TimeoutExpired:  # e.g. it was stopped by SIGSTOP; its workers end with it
         process.kill()
         process.wait()
@@ -431,7 +431,7 @@ class Worker:
             ValueError: the data are not a message of this kind.
         """
         try:
-            data = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
+            data = self._line.recv_bytes(LARGEST_MESSAGE) if self._line.poll(seconds) else None
         except OSError as error:
             if self._line.readable:  # the worker ended, maybe in the middle of a message
                 raise EOFError from error
@@ -454,7 +454,7 @@ class Worker:
             code = self._code(patience)
             if code is None:
                 self.cut()
-                self._code(PATIENCE + 5)
+                self._code(KILL_SECONDS + 5)
             self._exit_code = code or 0
             self._line.close()
             self._status.close()

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from sparsebench.plan.forecast import Forecast
     from sparsebench.plan.jobs import Job
     from sparsebench.plan.plan import Plan
-    from sparsebench.records.record import Head, Record
+    from sparsebench.records.record import Record, RecordSummary
 
-EVERY = 1.0
+STATUS_INTERVAL = 1.0
 """Seconds between two updates of the status file."""
-DEAD = 60.0
+DEAD_AFTER = 60.0
 """Seconds without an update after which a run counts as dead."""
-OFTEN = 0.2
+BAR_INTERVAL = 0.2
 """Seconds between two updates of the bar."""
-QUIET = 1.0
+QUIET_BAR_DELAY = 1.0
 """Seconds for which a quiet bar stays hidden."""
-CELLS = ".cells"
+CELLS_SUFFIX = ".cells"
 """The end of the names of files with a run's cells."""
-GOOD = ("ok", "unsupported", "skipped")
+NOT_FAILED = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
-LINE = 60.0
+LINE_INTERVAL = 60.0
 """Seconds between two lines if the output is a file."""
 
 
@@ -78,7 +78,7 @@ class Underway(BaseModel):
         """Whether the run has not ended, and has written lately. On the same machine its process must also exist."""
         if self.host == socket.gethostname() and not store.process_exists(self.pid):
             return False
-        return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD
+        return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD_AFTER
 
 
 Labels = dict[str, dict[str, str]]
@@ -99,12 +99,12 @@ class Cells(BaseModel):
     others: Labels = {}
 
 
-def labels_of(jobs: Iterable[Job], heads: Mapping[str, Head]) -> Labels:
+def labels_of(jobs: Iterable[Job], summaries: Mapping[str, RecordSummary]) -> Labels:
     """Return the cells of jobs by strategy, see `Labels`."""
     labels = defaultdict[str, dict[str, str]](dict)
     for job in jobs:
-        head = heads.get(job.cell.id)
-        labels[job.label][job.cell.id] = "" if head is None else head.started
+        summary = summaries.get(job.cell.id)
+        labels[job.label][job.cell.id] = "" if summary is None else summary.started
     return labels
 
 
@@ -130,7 +130,7 @@ def beat(
     workers: int,
     tell: Callable[[Underway], None] = lambda now: None,
     others: Iterable[Job] = (),
-    heads: Mapping[str, Head] = {},
+    summaries: Mapping[str, RecordSummary] = {},
 ) -> Iterator[None]:
     """Update the status file of a run in a thread, and remove it at the end unless cells are left.
 
@@ -140,13 +140,13 @@ def beat(
         workers: the number of worker processes.
         tell: called with each written status and with the last status.
         others: the jobs of other shards without a record.
-        heads: the stored heads by cell id when the run was planned.
+        summaries: the stored summaries by cell id when the run was planned.
     """
     name = f"{socket.gethostname()}-{os.getpid()}"
     opened = Store.open(folder)
     path, over = opened.path / "underway" / f"{name}.json", threading.Event()
-    list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS}")
-    cells = Cells(own=labels_of(forecast.left.values(), heads), others=labels_of(others, heads))
+    list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS_SUFFIX}")
+    cells = Cells(own=labels_of(forecast.left.values(), summaries), others=labels_of(others, summaries))
 
     def state() -> Underway:
         now = time.time()
@@ -173,7 +173,7 @@ def beat(
             now = state()
             write(now)
             tell(now)
-            over.wait(EVERY)
+            over.wait(STATUS_INTERVAL)
         tell(state())
 
     clear(opened)
@@ -206,7 +206,7 @@ def underway(out: Path) -> dict[Path, Underway]:
 def cells_of(out: Path) -> dict[str, Cells]:
     """Return the cells of a folder's runs, by the name of the file."""
     lists = {}
-    for path in files.files_in(out / "underway", CELLS):
+    for path in files.files_in(out / "underway", CELLS_SUFFIX):
         with suppress(OSError, ValueError):  # the file is gone or damaged
             lists[path.name] = Cells.model_validate_json(path.read_bytes())
     return lists
@@ -218,7 +218,7 @@ def clear(folder: Path | Store) -> None:
     for path, run in underway(opened.path).items():
         if not run.alive:
             path.unlink(missing_ok=True)
-            if run.cells.endswith(CELLS):
+            if run.cells.endswith(CELLS_SUFFIX):
                 (path.parent / Path(run.cells).name).unlink(missing_ok=True)
     forget_answered(opened)
 
@@ -279,10 +279,10 @@ class Progress(Callbacks):
 
     def _open(self, total: int, quiet: bool = False) -> None:
         self.total, self.quiet, self.began = total, quiet, time.monotonic()
-        self.due = self.began + (QUIET * quiet if self.live else LINE)
+        self.due = self.began + (QUIET_BAR_DELAY * quiet if self.live else LINE_INTERVAL)
 
     def _draw(self, done: int, text: str, left: str, last: str = "", shares: float = 0.0) -> None:
-        """Update the bar every OFTEN seconds and at the end, or print a line per minute and one at the end.
+        """Update the bar every BAR_INTERVAL seconds and at the end, or print a line per minute and one at the end.
 
         `shares` is the part of running cells that is done. At the end nothing appears if the bar is quiet and still
         hidden.
@@ -291,7 +291,7 @@ class Progress(Callbacks):
 
         now = time.monotonic()
         if now >= self.due or (done == self.total and (self.bar is not None or not self.quiet)):
-            self.due = now + (OFTEN if self.live else LINE)
+            self.due = now + (BAR_INTERVAL if self.live else LINE_INTERVAL)
             line = f"{text}, {clock(now - self.began)} gone, {left} left{last}"
             if not self.live:
                 click.echo(line, err=True)
@@ -316,8 +316,8 @@ class Progress(Callbacks):
     def begin(self, plan: Plan, workers: int) -> None:
         """Print the number of cells to run, and the expected time if known."""
         if not plan.todo:
-            heads = [plan.heads[job.cell.id] for job in plan.jobs if job.cell.id in plan.heads]
-            failed = sum(head.status not in GOOD for head in heads)
+            summaries = [plan.summaries[job.cell.id] for job in plan.jobs if job.cell.id in plan.summaries]
+            failed = sum(summary.status not in NOT_FAILED for summary in summaries)
             if len(plan.jobs) == 1:
                 stored, again = "the only cell is in the store", "; it failed, --rerun failed tries it again"
             else:
@@ -335,7 +335,7 @@ class Progress(Callbacks):
 
     def step(self, record: Record) -> None:
         """Print above the bar why a cell failed."""
-        good = record.status in GOOD
+        good = record.status in NOT_FAILED
         self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
         reason = record.failure.reason if record.failure is not None else record.status
         if not good and (record.label, reason) not in self.failures:  # print each reason once for a strategy

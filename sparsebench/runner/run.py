@@ -30,7 +30,7 @@ from sparsebench.records.manifests import OWN, FileEntry, StrategyEntry, SuiteEn
 from sparsebench.records.record import Record
 from sparsebench.records.store import Store
 from sparsebench.runner import devices, progress
-from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
+from sparsebench.runner.engines import LARGEST_BATCH, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells whose computation was ended. When they run again, they continue from their checkpoints."""
-BAD = 5
+MOST_BAD_NAMES = 5
 """Most names of unreadable pictures that are stored."""
 
 
@@ -164,8 +164,8 @@ def carry_out(
         for kind, value in _manifests(plan, registry):
             opened.keep(kind, value)
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
-            head = plan.heads.get(cell_id)
-            if execution.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
+            summary = plan.summaries.get(cell_id)
+            if execution.rerun == "always" or (summary is not None and summary.status not in CUT_SHORT):
                 _remove_checkpoint(out, cell_id)  # the cell is done, or must start anew
         if plan.todo:
             _collect(plan, engine, environment, workers, opened, callbacks, observers)
@@ -187,8 +187,8 @@ def _collect(
     out, forecast = environment.out, plan.forecast
     writer = store.Writer(out)
     opened.keep(manifests.ENVIRONMENTS, devices.machine())
-    locks = CellLocks(opened, plan.heads, forecast.drop)
-    most = 1 if environment.device == "cpu" else TOGETHER
+    locks = CellLocks(opened, plan.summaries, forecast.drop)
+    most = 1 if environment.device == "cpu" else LARGEST_BATCH
     queue = Queue(plan.todo, most, locks, forecast.begin)
     stopped = threading.Event()
 
@@ -198,7 +198,7 @@ def _collect(
         queue.close()
 
     records = engine(queue, environment)
-    beat = progress.beat(opened, forecast, workers, callbacks.on_beat, plan.others, plan.heads)
+    beat = progress.beat(opened, forecast, workers, callbacks.on_beat, plan.others, plan.summaries)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
@@ -242,7 +242,7 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
         if (contents := known_contents(name)) is not None and contents.strays:
             files.append(FileEntry(name=name, left_out=contents.strays))
         if contents is not None and contents.left_out:
-            n, names = len(contents.left_out), few(sorted(contents.left_out), BAD, 200)
+            n, names = len(contents.left_out), few(sorted(contents.left_out), MOST_BAD_NAMES, 200)
             line = f"{n:,} of {len(contents.pictures) + n:,} pictures, which cannot be read: {names}"
             files.append(FileEntry(name=name, left_out=line))
     yield from ((manifests.FILES, entry.model_dump(mode="json")) for entry in files)

@@ -61,7 +61,7 @@ from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import Checkpoint, EarlyStopping, Training, Watch
 from sparsebench.training.steps import Autograd, Samples, Steps
 
-EVERY = 1.0
+REPORT_INTERVAL = 1.0
 """Seconds between two reports of progress."""
 STATUSES: dict[type[BaseException], Status] = {
     torch.OutOfMemoryError: "oom",
@@ -254,7 +254,7 @@ def _reports(
 
     It also calls `first` with this number. If `total` is 0, as training may end early, it reports no share.
     """
-    due = time.monotonic() + EVERY
+    due = time.monotonic() + REPORT_INTERVAL
 
     def report(done: int) -> None:
         nonlocal due
@@ -262,7 +262,7 @@ def _reports(
             first(done)
         if total and done and time.monotonic() >= due:
             context.begin([job.cell.id], done / total)
-            due = time.monotonic() + EVERY
+            due = time.monotonic() + REPORT_INTERVAL
 
     return report
 

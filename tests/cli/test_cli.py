@@ -399,6 +399,6 @@ def test_a_run_loads_its_suite_reads_its_records_and_judges_them_once(tmp_path: 
     finally:
         sys.setprofile(None)
     assert result.exit_code == 0, result.output
-    once = {"suite": suite.load, "the plan's records": Store.heads, "the board's records": read}
+    once = {"suite": suite.load, "the plan's records": Store.summaries, "the board's records": read}
     assert {name: calls[function.__code__] for name, function in once.items()} == dict.fromkeys(once, 1)
     assert calls[judge.__code__] == 2, "over all tasks, and task by task"

@@ -115,7 +115,7 @@ def test_the_next_run_removes_the_file_of_a_run_that_was_just_killed(
 def test_after_a_kill_what_is_left_is_what_has_no_record(
     tmp_path: Path, plan: planner.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", 1000.0)  # records are stored after the last update of the status
+    monkeypatch.setattr(progress, "STATUS_INTERVAL", 1000.0)  # records are stored after the last update of the status
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     with beat(tmp_path, plan.forecast, 2):

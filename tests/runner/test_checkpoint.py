@@ -40,7 +40,7 @@ def job(job_of: Any) -> Job:
 
 def run(job: Job, out: Path, every: float = OFTEN) -> Record:
     new: list[Record] = []
-    plan = planner.Plan([job], [job], {}, [job], store.heads(out), Forecast([job]), request=None)
+    plan = planner.Plan([job], [job], {}, [job], store.summaries(out), Forecast([job]), request=None)
     execution = Execution("cpu", "failed", jobs=0, checkpoint=every)
     runs.carry_out(plan, execution, Registry(), out, Callbacks(on_record=new.append))
     return new[0]

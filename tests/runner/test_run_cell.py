@@ -334,7 +334,7 @@ def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(job_of: Any, tmp_
 def test_a_training_says_which_share_of_its_steps_is_done(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, shares: list[float]
 ) -> None:
-    monkeypatch.setattr(run_cell, "EVERY", 0.0)
+    monkeypatch.setattr(run_cell, "REPORT_INTERVAL", 0.0)
     reports: list[float] = []
     jobs = job_of("dense", f"composite:{recipe},test=10,pretrain_epochs=0", n_train=8)
     context = Context(RunEnvironment(out=tmp_path, device="cpu"), begin=lambda _, done: reports.append(done))
