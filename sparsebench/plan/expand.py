@@ -182,7 +182,10 @@ def _variant(
         training = training.with_cut(model.cut())
         training.check()
         first = training, entry.training.n_train[0]
-    sizes, where, precision = _choices(task, model, entry, request, varied)
+    _check_varied(task, entry, varied)
+    sizes = _sizes(task, entry, request)
+    where = _where(task, entry, request)
+    precision = _precision(task, model, entry, request)
     cell = dense_cell(fitted, model, 0, 0, registry).model_copy(
         update={"where": where, "track": entry.track, "precision": precision}
     )
@@ -266,22 +269,8 @@ def _models(task: Task, entry: SuiteTask, request: Request, located: Located, re
 
     There is one model for each variant of its parameters and each file of trained weights.
     """
-    cls = registry.model(entry.model or task.default_model)
-    variants = list(combinations(entry.model_params, entry.model_sweep))
-    if request.model is not None:
-        choice = registry.model(request.model.partition(":")[0])
-        spec = parse(request.model, positional=choice.positional)
-        if choice.inputs == task.inputs:
-            cls, variants = choice, spec.combinations()
-            if len(variants) > 1:
-                raise UserError("--model takes one value for each parameter", got=request.model)
-        elif request.tasks:
-            raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
-    starts: list[dict[str, Any]] = [{}]
-    if task.inputs == "images":
-        starts = [{"pretrained": True}] if request.pretrained else starts
-        key = {"weights_key": located.files.weights_key} if located.files.weights_key else {}
-        starts = [starts[0] | {"weights": name} | key for name in located.weights] or starts
+    cls, variants = _model_class(task, entry, request, registry)
+    starts = _starts(task, request, located)
     if len(starts) > 1 and task.trains and not entry.tests_weights:
         raise UserError(
             f"task '{task.name}' trains all networks from the same initial weights",
@@ -289,7 +278,8 @@ def _models(task: Task, entry: SuiteTask, request: Request, located: Located, re
             allowed="one",
             next_step="run each file separately",
         )
-    if unknown_start := starts[0].keys() - cls.model_fields:
+    unknown_start = starts[0].keys() - cls.model_fields
+    if unknown_start:
         raise UserError(
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
             next_step="use another model, e.g. --model timm:NAME",
@@ -301,6 +291,35 @@ def _models(task: Task, entry: SuiteTask, request: Request, located: Located, re
         )
     for params, start in product(variants, starts):
         yield fill(cls, params | start, f"model '{cls.name}'")
+
+
+def _model_class(
+    task: Task, entry: SuiteTask, request: Request, registry: Registry
+) -> tuple[type[Model], list[dict[str, Any]]]:
+    """Return the class of the model of a task, and each combination of its parameters."""
+    cls = registry.model(entry.model or task.default_model)
+    variants = list(combinations(entry.model_params, entry.model_sweep))
+    if request.model is None:
+        return cls, variants
+    choice = registry.model(request.model.partition(":")[0])
+    spec = parse(request.model, positional=choice.positional)
+    if choice.inputs == task.inputs:
+        requested = spec.combinations()
+        if len(requested) > 1:
+            raise UserError("--model takes one value for each parameter", got=request.model)
+        return choice, requested
+    if request.tasks:
+        raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
+    return cls, variants
+
+
+def _starts(task: Task, request: Request, located: Located) -> list[dict[str, Any]]:
+    """Return the parameters of a model that name its trained weights, one dictionary for each file."""
+    if task.inputs != "images":
+        return [{}]
+    start: dict[str, Any] = {"pretrained": True} if request.pretrained else {}
+    key = {"weights_key": located.files.weights_key} if located.files.weights_key else {}
+    return [start | {"weights": name} | key for name in located.weights] or [start]
 
 
 def _with_classes(task: Task, model: Model, places: Mapping[str, Path]) -> Task:
@@ -324,35 +343,60 @@ def _check_head(task: Task, model: Model, locations: Locations) -> None:
         raise head_error(owner, f"a head of {head} classes" if head else "no head", len(classes))
 
 
-def _choices(
-    task: Task, model: Model, entry: SuiteTask, request: Request, varied: Mapping[str, Any]
-) -> tuple[tuple[int, ...], Where, Precision]:
-    """Return the numbers of training samples, where strategies act, and the precision: the request's, else the suite's.
-
-    Raises:
-        UserError: the task or the model does not allow a choice, or a parameter of the training is `varied` although
-            the network is already trained.
-    """
-    name, frozen = f"task '{task.name}'", entry.track == "frozen"
+def _check_varied(task: Task, entry: SuiteTask, varied: Mapping[str, Any]) -> None:
+    """Raise UserError if a parameter of the training is varied although the network is already trained."""
+    if entry.track != "frozen":
+        return
     decided = {*getattr(task, "training", ())} - {"spuriosity"}
     if entry.network:
         decided |= {"canvas", "patch", "permuted"}
-    if frozen and (wrong := sorted(decided & varied.keys())):
+    wrong = sorted(decided & varied.keys())
+    if wrong:
         raise UserError(
-            f"{name} tests trained networks",
+            f"task '{task.name}' tests trained networks",
             got=f"{', '.join(wrong)}, set by training",
             next_step="to train new networks, give the number of training samples with --n-train",
         )
-    if not task.trains and request.n_train:
-        raise UserError(f"{name} trains nothing", got="--n-train", next_step="leave --n-train out")
-    sizes = (request.n_train or entry.n_train) if task.trains else (0,)
-    if task.trains and min(sizes) < 1:
-        raise UserError(f"n_train of {name}", got=list(sizes), allowed="1 or more")
+
+
+def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
+    """Return the numbers of training samples: the request's, else the suite's; 0 if the task trains nothing."""
+    if not task.trains:
+        if request.n_train:
+            raise UserError(f"task '{task.name}' trains nothing", got="--n-train", next_step="leave --n-train out")
+        return (0,)
+    sizes = request.n_train or entry.n_train
+    if min(sizes) < 1:
+        raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
+    return (max(sizes),) if request.single else sizes
+
+
+def _only_tests(task: Task, entry: SuiteTask) -> bool:
+    """Return whether cells test trained networks, and train none."""
+    return entry.track == "frozen" or not task.trains
+
+
+def _where(task: Task, entry: SuiteTask, request: Request) -> Where:
+    """Return where strategies act: the request's choice, else the suite's. Raise UserError if it is not possible."""
     where: Where = entry.where if request.where == "both" else request.where
-    tests = frozen or not task.trains
-    possible = ("both", "test") if tests else ("both",) if entry.track == "tuned" else get_args(Where)
+    possible: tuple[str, ...] = get_args(Where)
+    if _only_tests(task, entry):
+        possible = ("both", "test")
+    elif entry.track == "tuned":
+        possible = ("both",)
     if where not in possible:
-        raise UserError(f"where strategies act on {name}, track {entry.track}", got=where, allowed=possible)
+        about = f"where strategies act on task '{task.name}', track {entry.track}"
+        raise UserError(about, got=where, allowed=possible)
+    return where
+
+
+def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> Precision:
+    """Return the precision: the request's, else the suite's on the device.
+
+    Raises:
+        UserError: it is not float32, and the cells train, or the model has another precision or does not support it.
+    """
+    tests = _only_tests(task, entry)
     precision: Precision = entry.gpu_precision if request.on_gpu and tests else "float32"
     if request.precision != "auto":
         precision = request.precision
@@ -362,15 +406,16 @@ def _choices(
                 got=f"--precision {precision}",
                 next_step="give only one of them",
             )
-    if precision != "float32" and not tests:
+    if precision == "float32":
+        return precision
+    if not tests:
         raise UserError(
-            f"{name} trains networks; --precision is for tests of trained networks",
+            f"task '{task.name}' trains networks; --precision is for tests of trained networks",
             got=f"--precision {precision}",
             next_step=f"if the model supports it, train in it with --model {model.name}:precision={precision}",
         )
-    if precision != "float32":
-        fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
-    return (max(sizes),) if request.single else sizes, where, precision
+    fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
+    return precision
 
 
 def _check_files(suite: Suite, files: Files, variants: Collection[Variant]) -> None:

@@ -19,7 +19,7 @@ from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plan.suite import Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import ANSWERS, RecordSummary
+from sparsebench.records.record import ANSWERS, Origin, RecordSummary
 from sparsebench.records.store import Store
 from sparsebench.tasks.sources.files import known_contents
 
@@ -87,56 +87,67 @@ def plan(
     """
     store = Store.open(folder)
     summaries = store.summaries()
-    networks = Networks(store.path, summaries, files.networks)
+
     suite = load(request.suite)
     tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
     located = locate(files, [task.cls for task in tasks])
     variants = variants_of(tasks, suite, request, located, registry)
     expanded = jobs_of(variants, registry)
-    networks.check({job.cell.init.id for job in expanded if job.cell.track != "scratch" and job.cell.init})
 
     # Networks that exist elsewhere are not trained here, and neither is what they start from.
+    networks = Networks(store.path, summaries, files.networks)
+    networks.check({job.cell.init.id for job in expanded if job.cell.track != "scratch" and job.cell.init})
     requested = {job.cell.id for job in expanded if job.requested}
     starts = prerequisites(requested, expanded, lambda cell_id: networks.elsewhere(cell_id) is None)
     whole = [job for job in expanded if job.cell.id in requested | starts]
 
-    def has_answer(job: Job) -> bool:
-        summary = summaries.get(job.cell.id)
-        if summary is None or rerun == "always" or not job.is_answered_by(summary):
-            return False
-        if request.single and job.requested and summary.status == "ok":  # weights are needed too
-            return networks.has(job.weights)
-        return rerun == "missing" or summary.status in ANSWERS
-
     # Cells of the shard, and cells of any shard that these start from and whose weights are missing.
     in_this_shard = {job.cell.id for job in whole if in_shard(job.cell.id)}
-    missing = {job.cell.id for job in whole if job.cell.id in in_this_shard and not has_answer(job)}
+    unanswered = {job.cell.id for job in whole if not _has_answer(job, summaries, networks, request, rerun)}
+    missing = in_this_shard & unanswered
     needed = prerequisites(missing, whole, lambda cell_id: not networks.has(cell_id))
     jobs = [job for job in whole if job.cell.id in in_this_shard | needed]
     todo = [job for job in whole if job.cell.id in missing | needed]
-    in_other_shards = [job for job in whole if job.cell.id not in in_this_shard | needed]
+    others = [job for job in whole if job.cell.id in unanswered - in_this_shard - needed]
 
-    places = {name: place for variant in variants for name, place in variant.places.items()}
-    places |= official_places(files, todo, places)
-    places |= networks.places({job.after for job in todo} - {""})
-    for name, place in located.places.items():
-        contents = known_contents(name)
-        if contents is not None and contents.strays:
-            log.warning("%s: left out: %s", plain(place, None), contents.strays)
+    locations = {name: place for variant in variants for name, place in variant.places.items()}
+    locations |= official_places(files, todo, locations)
+    locations |= networks.places({job.after for job in todo} - {""})
+    _warn_of_strays(located)
     forecast = Forecast(whole, summaries.values(), prior, todo)
     return Plan(
         jobs=jobs,
         todo=forecast.longest_first(),
         located=located,
-        locations=places,
+        locations=locations,
         whole=whole,
         summaries=summaries,
         forecast=forecast,
         request=request,
         suite=suite,
         changes=_changes(todo, summaries),
-        others=tuple(job for job in in_other_shards if not has_answer(job)),
+        others=tuple(others),
     )
+
+
+def _has_answer(
+    job: Job, summaries: Mapping[str, RecordSummary], networks: Networks, request: Request, rerun: Rerun
+) -> bool:
+    """Return whether a stored record answers a job, so that it is not run again."""
+    summary = summaries.get(job.cell.id)
+    if summary is None or rerun == "always" or not job.is_answered_by(summary):
+        return False
+    if request.single and job.requested and summary.status == "ok":  # weights are needed too
+        return networks.has(job.weights)
+    return rerun == "missing" or summary.status in ANSWERS
+
+
+def _warn_of_strays(located: Located) -> None:
+    """Log which files of the user's folders of pictures are left out."""
+    for name, place in located.places.items():
+        contents = known_contents(name)
+        if contents is not None and contents.strays:
+            log.warning("%s: left out: %s", plain(place, None), contents.strays)
 
 
 def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -147,14 +158,18 @@ def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[st
         jobs: the jobs of all cells.
         lacks: tells whether the weights of a cell are missing; called once for each cell.
     """
-    after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
+    after = {job.cell.id: job.after for job in jobs}
     queue = list(cells)
+    seen = {""}
+    needed: set[str] = set()
     while queue:
-        if (first := after.get(queue.pop(), "")) not in seen:
-            seen.add(first)
-            if lacks(first):
-                needed.add(first)
-                queue.append(first)
+        start = after.get(queue.pop(), "")
+        if start in seen:
+            continue
+        seen.add(start)
+        if lacks(start):
+            needed.add(start)
+            queue.append(start)
     return needed
 
 
@@ -162,14 +177,18 @@ def _changes(todo: Iterable[Job], summaries: Mapping[str, RecordSummary]) -> tup
     """Return a line for each changed revision, with the strategies and the number of cells to run again."""
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for job in todo:
-        summary, now = summaries.get(job.cell.id), job.origin.identity
-        if summary is not None and summary.status != "skipped" and (before := summary.origin.identity) != now:
-            why = f"its revision is {plain(now)}, and was {plain(before)}"
-            if now.startswith(CODE) and before.startswith(CODE):
-                files = [plain(origin.plugin.removeprefix("file:")) for origin in (job.origin, summary.origin)]
-                why = "its file changed" if files[0] == files[1] else f"its file is {files[0]}, and was {files[1]}"
-            reasons[why][job.cell.strategy.name] += 1
+        summary = summaries.get(job.cell.id)
+        if summary is not None and summary.status != "skipped" and not job.is_answered_by(summary):
+            reasons[_change(summary.origin, job.origin)][job.cell.strategy.name] += 1
     return tuple(
         f"run again: {names.total()} cells of strategy {few(sorted(names), width=60)}: {why}"
         for why, names in sorted(reasons.items())
     )
+
+
+def _change(before: Origin, now: Origin) -> str:
+    """Return what changed between two revisions of a strategy."""
+    if not (now.identity.startswith(CODE) and before.identity.startswith(CODE)):
+        return f"its revision is {plain(now.identity)}, and was {plain(before.identity)}"
+    file, old_file = (plain(origin.plugin.removeprefix("file:")) for origin in (now, before))
+    return "its file changed" if file == old_file else f"its file is {file}, and was {old_file}"

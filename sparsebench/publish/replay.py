@@ -52,7 +52,7 @@ from sparsebench.records import manifests, store
 from sparsebench.records.record import Cell, Origin, Record, canonical
 from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
-from sparsebench.runner.process import PREFIX
+from sparsebench.runner.process import launched_by
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
 from sparsebench.tasks.sources.composites import LOCATED
@@ -450,12 +450,11 @@ def enclose(readable: Iterable[Path] = ()) -> Iterator[None]:
             del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="sparsebench-") as folder:
         room = Path(folder).resolve()
-        PREFIX[:] = _sandbox(readable, room) if has_sandbox() else no_network()
         os.environ["TMPDIR"] = tempfile.tempdir = str(room)
         try:
-            yield
+            with launched_by(_sandbox(readable, room) if has_sandbox() else no_network()):
+                yield
         finally:
-            PREFIX.clear()
             tempfile.tempdir = place
             os.environ.pop("TMPDIR")
             os.environ.update(before)

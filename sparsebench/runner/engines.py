@@ -9,16 +9,14 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any
 
 from sparsebench import files
 from sparsebench.errors import UserError
@@ -26,7 +24,7 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import GIB
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Record, RecordSummary
+from sparsebench.records.record import Failure, Record, RecordSummary, Status
 from sparsebench.records.store import Store
 from sparsebench.runner.devices import first_of, places
 from sparsebench.runner.environment import RunEnvironment
@@ -56,8 +54,6 @@ KILL_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )  # Windows lacks two of them
 """Signals that come from outside a cell's code, e.g. from the kernel if memory is short."""
-KILLED = "killed"
-"""The kind of a failure by one of these signals."""
 LOCK_FILE = ".cells.lock"
 """The lock file in a run's folder. Each cell is locked by one byte of it."""
 
@@ -148,7 +144,7 @@ class Queue:
 
     Args:
         jobs: the jobs in the order in which they begin.
-        most: the largest batch of jobs that can be trained together. Other jobs are taken one by one.
+        largest_batch: the most jobs that are taken at once, if they can be trained together. Others are taken singly.
         locks: locks of cells. Jobs that another run computes come last, and are left out once that run has stored them.
         begin: called with the cells that begin and with progress; maybe in other threads.
     """
@@ -156,36 +152,43 @@ class Queue:
     def __init__(
         self,
         jobs: Sequence[Job],
-        most: int = 1,
+        largest_batch: int = 1,
         locks: CellLocks | None = None,
         begin: OnBegin = lambda cells, share: None,
     ):
-        self.most, self.locks, self.begin = most, locks, begin
+        self.largest_batch, self.locks, self.begin = largest_batch, locks, begin
         self.left = {job.cell.id: job for job in jobs}
-        self.open, self.elsewhere, self.closed = set(self.left), set[str](), False
+        self.without_record = set(self.left)
+        self.elsewhere: set[str] = set()
+        self.closed = False
         self.changed = threading.Condition()
 
     def take(self, wait: bool = True) -> list[Job] | None:
         """Return the next batch, or None if no job is left. Without `wait`, also None if no job may start yet."""
         with self.changed:
             while self.left and not self.closed:
-                if batch := self._next():
-                    if jobs := self._claim(batch):
-                        return jobs
-                elif wait:
-                    self.changed.wait(CHECK_INTERVAL if self.elsewhere else None)
-                    self.elsewhere.clear()
-                else:
+                batch = self._next()
+                jobs = self._claim(batch)
+                if jobs:
+                    return jobs
+                if batch:  # other runs compute it, or have done it
+                    continue
+                if not wait:
                     return None
+                self.changed.wait(CHECK_INTERVAL if self.elsewhere else None)
+                self.elsewhere.clear()
             return None
 
     def _next(self) -> list[Job]:
         """Remove and return the next batch; it is empty if no job may start."""
-        left = self.left.items()
-        ready = (job for id_, job in left if job.after not in self.open and id_ not in self.elsewhere)
-        batch = list(islice(ready, 1))
-        if batch and batch[0].together:
-            batch += islice((job for job in ready if job.together and job.code == batch[0].code), self.most - 1)
+        batch: list[Job] = []
+        for cell_id, job in self.left.items():
+            if job.after in self.without_record or cell_id in self.elsewhere:
+                continue
+            if not batch or (job.together and job.code == batch[0].code):
+                batch.append(job)
+            if not batch[0].together or len(batch) == self.largest_batch:
+                break
         for job in batch:
             del self.left[job.cell.id]
         return batch
@@ -209,7 +212,7 @@ class Queue:
     def done(self, job: Job) -> None:
         """Note that a job has its record."""
         with self.changed:
-            self.open.discard(job.cell.id)
+            self.without_record.discard(job.cell.id)
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -289,6 +292,23 @@ def in_workers(workers: int, queue: Queue, environment: RunEnvironment) -> Gener
         future.result()  # raises the error of its thread, if any
 
 
+@dataclass(frozen=True)
+class WorkerEnd:
+    """Why a worker ended, or is ended, before it has sent all its records.
+
+    Attributes:
+        status: the status of the record of the cell that it was computing.
+        reason: one line.
+        last_words: the end of its output.
+        from_outside: whether it was killed from outside the cell's code, see KILL_SIGNALS.
+    """
+
+    status: Status
+    reason: str
+    last_words: str = ""
+    from_outside: bool = False
+
+
 class Supervisor:
     """Runs cells in one worker at a time, and replaces workers that exceed a limit or cannot take another cell.
 
@@ -336,70 +356,93 @@ class Supervisor:
         rest of the batch. If the worker was computing several cells, the one at fault is unknown, so the next workers
         get one cell each. If a worker was killed from outside, its cell is tried once more first.
         """
-        left, alone, again = {job.cell.id: job for job in batch}, False, set[str]()
+        left = {job.cell.id: job for job in batch}
+        one_by_one = False
+        tried_again: set[str] = set()
         while left and not self.stopped:
-            jobs = list(left.values())[: 1 if alone else None]
-            failure = yield from self._ask(jobs, left)
-            if failure is None or self.stopped:
+            jobs = list(left.values())
+            if one_by_one:
+                jobs = jobs[:1]
+            end: WorkerEnd | None = None
+            for event in self._ask(jobs):
+                if isinstance(event, WorkerEnd):
+                    end = event
+                else:
+                    yield left.pop(event.cell_id), event
+            if end is None or self.stopped:
                 continue
-            current = [job for job in jobs if job.cell.id in left and (job.cell.id in self.cells or not self.cells)]
-            alone = alone or len(current) > 1
+
+            # The cells that the worker was computing. Before its first message this may be any cell of the batch.
+            current = [job for job in jobs if job.cell.id in left]
+            if self.cells:
+                current = [job for job in current if job.cell.id in self.cells]
             if len(current) != 1:
+                one_by_one = one_by_one or len(current) > 1
                 continue
             (job,) = current
-            if failure.kind == KILLED and job.cell.id not in again:
-                log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, failure.reason)
-                again.add(job.cell.id)
+            if end.from_outside and job.cell.id not in tried_again:
+                log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
+                tried_again.add(job.cell.id)
                 continue
-            status: Any = "crashed" if failure.kind == KILLED else failure.kind
-            failure = failure.model_copy(update={"kind": status})
+            failure = Failure(reason=end.reason, kind=end.status, traceback=end.last_words)
             seconds = time.monotonic() - self.clock
-            yield left.pop(job.cell.id), job.record_of_failure(status, failure, self.started.isoformat(), seconds)
+            record = job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
+            yield left.pop(job.cell.id), record
 
-    def _ask(self, jobs: list[Job], left: dict[str, Job]) -> Generator[tuple[Job, Record], None, Failure | None]:
-        """Yield a worker's records of jobs, removing these from `left`; return the failure of the worker, if any."""
-        if (worker := self._start(jobs[0].code)) is None:
-            return None
+    def _ask(self, jobs: Sequence[Job]) -> Iterator[Record | WorkerEnd]:
+        """Yield a worker's records of jobs, and its end if it fails. Records are missing if it ends or is stopped."""
+        worker = self._start(jobs[0].code)
+        if worker is None:
+            return
         self._note_cells(())
         worker.ask(jobs)
-        while any(job.cell.id in left for job in jobs):
-            event = self._hear(worker, left)
+        waiting = {job.cell.id for job in jobs}
+        while waiting:
+            event = self._hear(worker, waiting)
             if event is None:
                 continue
-            if isinstance(event, Failure):
+            if isinstance(event, WorkerEnd):
                 self.end()
-                return event
+                yield event
+                return
             if event.record is not None:
-                yield left.pop(event.record.cell_id), event.record
+                waiting.remove(event.record.cell_id)
+                yield event.record
             self.on_begin(event.at, event.share)
             if not event.share:
                 self._note_cells(event.at)
             if event.unfit:
                 self.end()
-                return None
-        return None
+                return
 
-    def _hear(self, worker: Worker, left: dict[str, Job]) -> Message | Failure | None:
-        """Return the worker's next message or its failure, or None if it has sent nothing and exceeds no limit."""
+    def _hear(self, worker: Worker, waiting: Container[str]) -> Message | WorkerEnd | None:
+        """Return the worker's next message or its end, or None if it has sent nothing and exceeds no limit.
+
+        Args:
+            worker: the worker.
+            waiting: the ids of the cells of which it has sent no record.
+        """
         try:
             message = worker.answer(CHECK_INTERVAL, Message)
-            if message is not None and message.record is not None and message.record.cell_id not in left:
+            if message is not None and message.record is not None and message.record.cell_id not in waiting:
                 raise ValueError("it is about another cell")
         except EOFError:
             code = worker.end(EXIT_SECONDS)
-            kind = KILLED if -code in KILL_SIGNALS else "crashed"
-            return Failure(reason=f"the worker {exit_text(code)}", kind=kind, traceback=worker.last_words())
+            reason, from_outside = f"the worker {exit_text(code)}", -code in KILL_SIGNALS
+            return WorkerEnd("crashed", reason, worker.last_words(), from_outside)
         except ValueError as error:
-            reason = f"the worker's answer cannot be read: {error}"
-            return Failure(reason=reason, kind="crashed", traceback=worker.last_words())
+            return WorkerEnd("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
             return message
-        if 0 < self.timeout < (seconds := time.monotonic() - self.clock):
+        seconds = time.monotonic() - self.clock
+        if 0 < self.timeout < seconds:
             reason = f"no result after {seconds:.1f} s, with --timeout {self.timeout:g}"
-            return Failure(reason=reason, kind="timeout", traceback=worker.last_words())
-        if self.memory and (size := memory_over([worker.pid, *descendants(worker.pid)], self.memory)):
-            limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
-            return Failure(reason=f"its processes held {size / GIB:.2f} GiB, {limit}", kind="oom")
+            return WorkerEnd("timeout", reason, worker.last_words())
+        if self.memory:
+            size = memory_over([worker.pid, *descendants(worker.pid)], self.memory)
+            if size:
+                limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
+                return WorkerEnd("oom", f"its processes held {size / GIB:.2f} GiB, {limit}")
         return None
 
     def _start(self, code: tuple[str, ...]) -> Worker | None:

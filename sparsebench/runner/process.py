@@ -27,8 +27,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,8 +53,8 @@ PRELOADED = (
     "timm",
     "torchvision",
 )
-PREFIX: list[str] = []
-"""A prefix of the command that starts a server, e.g. that of a sandbox."""
+_launcher: tuple[str, ...] = ()
+"""The command that runs servers, see `launched_by`."""
 KILL_SECONDS = 10.0
 """Seconds to wait for killed processes. A process that the kernel holds may never end."""
 STARTER_CHECK_INTERVAL = 1.0
@@ -386,6 +386,26 @@ def _server(
     return Server(dict(environment), python, path)
 
 
+@contextmanager
+def launched_by(command: Sequence[str]) -> Iterator[None]:
+    """Let a command that runs another command, e.g. that of a sandbox, run all servers that start in this context.
+
+    It holds in all threads: no thread starts a worker outside of a sandbox.
+    """
+    global _launcher
+    before = _launcher
+    _launcher = tuple(command)
+    try:
+        yield
+    finally:
+        _launcher = before
+
+
+def python_command() -> tuple[str, ...]:
+    """Return the command that starts Python for a server."""
+    return *_launcher, sys.executable
+
+
 def server() -> Server:
     """Return the server of this process. Runs with the same environment variables share it.
 
@@ -397,7 +417,7 @@ def server() -> Server:
             "worker processes need Linux or macOS",
             next_step="use --jobs 0, which runs cells in this process, or Linux in a virtual machine or WSL",
         )
-    return _server(tuple(variables().items()), (*PREFIX, sys.executable), tuple(search_path()), os.getpid())
+    return _server(tuple(variables().items()), python_command(), tuple(search_path()), os.getpid())
 
 
 class Worker:

@@ -142,16 +142,61 @@ def beat(
         others: the jobs of other shards without a record.
         summaries: the stored summaries by cell id when the run was planned.
     """
-    name = f"{socket.gethostname()}-{os.getpid()}"
     opened = Store.open(folder)
-    path, over = opened.path / "underway" / f"{name}.json", threading.Event()
-    list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS_SUFFIX}")
-    cells = Cells(own=labels_of(forecast.left.values(), summaries), others=labels_of(others, summaries))
+    status = _StatusFile(opened.path, forecast, workers, tell)
+    clear(opened)
+    status.write_cells(Cells(own=labels_of(forecast.left.values(), summaries), others=labels_of(others, summaries)))
+    over = threading.Event()
+    thread = threading.Thread(target=status.update_until, args=[over], daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if forecast.left:
+            status.write_stopped()
+        else:
+            status.remove()
+            opened.refresh()
+            forget_answered(opened)
 
-    def state() -> Underway:
+
+class _StatusFile:
+    """The status file of this process, and the file with the cells of its run; see `beat`."""
+
+    def __init__(self, out: Path, forecast: Forecast, workers: int, tell: Callable[[Underway], None]) -> None:
+        self.forecast, self.workers, self.tell = forecast, workers, tell
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        self.path = out / "underway" / f"{name}.json"
+        self.cells_path = self.path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS_SUFFIX}")
+
+    def write_cells(self, cells: Cells) -> None:
+        """Write the cells of the run."""
+        self._write(self.cells_path, cells)
+
+    def update_until(self, over: threading.Event) -> None:
+        """Write and tell the status every STATUS_INTERVAL until an event, and tell the last status then."""
+        while not over.is_set():
+            now = self._status()
+            self._write(self.path, now)
+            self.tell(now)
+            over.wait(STATUS_INTERVAL)
+        self.tell(self._status())
+
+    def write_stopped(self) -> None:
+        """Write that the run has ended with cells left."""
+        self._write(self.path, self._status().model_copy(update={"stopped": True, "running": {}}))
+
+    def remove(self) -> None:
+        """Remove the status file."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _status(self) -> Underway:
         now = time.time()
-        with forecast.lock:
-            left, running = forecast.left, forecast.running
+        with self.forecast.lock:
+            left, running = self.forecast.left, self.forecast.running
             return Underway(
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -160,38 +205,14 @@ def beat(
                 left=Counter(job.label for job in left.values()),
                 running=Counter(left[cell_id].label for cell_id in running),
                 done=sum(share for _, share in running.values()),
-                seconds=forecast.time_left(workers, now),
-                cells=list_path.name,
+                seconds=self.forecast.time_left(self.workers, now),
+                cells=self.cells_path.name,
             )
 
-    def write(now: BaseModel, path: Path = path) -> None:
+    @staticmethod
+    def _write(path: Path, content: BaseModel) -> None:
         with suppress(UserError):  # if the folder cannot be written, the run itself reports it
-            files.write_whole(path, now.model_dump_json().encode())
-
-    def write_on() -> None:
-        while not over.is_set():
-            now = state()
-            write(now)
-            tell(now)
-            over.wait(STATUS_INTERVAL)
-        tell(state())
-
-    clear(opened)
-    write(cells, list_path)
-    thread = threading.Thread(target=write_on, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        if forecast.left:
-            write(state().model_copy(update={"stopped": True, "running": {}}))
-        else:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            opened.refresh()
-            forget_answered(opened)
+            files.write_whole(path, content.model_dump_json().encode())
 
 
 def underway(out: Path) -> dict[Path, Underway]:
