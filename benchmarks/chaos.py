@@ -202,7 +202,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def _lines(out: Path) -> int:
-    return len(store.rows(out, counted=False)) if store.heads(out) else 0
+    return len(store.rows(out, counted=False)) if store.summaries(out) else 0
 
 
 def board(out: Path) -> str:

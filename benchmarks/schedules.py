@@ -25,8 +25,9 @@ from tabulate import tabulate
 
 from sparsebench.models.actor import Actor
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Execution, Files, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, prepare
 from sparsebench.runner.run import plan_of
 from sparsebench.runner.run_cell import one_thread
@@ -43,7 +44,7 @@ def measure(request: Request, files: Files, out: Path) -> None:
         plan = plan_of(request, files, execution, registry, Path(folder))
     jobs = [job for job in plan.jobs if job.requested and job.cell.budget.schedule == AUTO]
     done = {line["cell"] for line in lines_of(out)}
-    context = Context(Setting(Path(folder), "cpu", plan.locations, execution))
+    context = Context(RunEnvironment(Path(folder), "cpu", plan.locations, execution))
     with one_thread():
         for job in sorted(jobs, key=lambda job: job.cell.repetition):
             if job.cell.id in done:

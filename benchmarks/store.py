@@ -70,7 +70,7 @@ def resumed(out: str) -> None:
     """Determine the missing cells of a store from the hashes of all cells."""
     ids = {json.loads(line)["cell_id"] for line in islice(made(), 1000)}
     start = time.process_time()
-    known = store.heads(Path(out))
+    known = store.summaries(Path(out))
     assert not ids - set(known)
     report(start, len(known))
 
@@ -134,7 +134,7 @@ def killed(out: Path, writers: int, number: int, victims: int) -> tuple[int, int
         log.seek(0)
         acknowledged |= {line.decode() for line in log.read().split(b"\n")[:-1]}
         log.close()
-    there = set(store.heads(out))
+    there = set(store.summaries(out))
     return len(acknowledged), len(there), len(acknowledged - there)
 
 

@@ -29,11 +29,12 @@ from timing import ratio, table, turns
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Execution, Request, Setting
+from sparsebench.plan.request import Execution, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Queue, in_workers
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import descendants
 from sparsebench.runner.progress import Callbacks
 
@@ -92,7 +93,7 @@ def bare(number: int) -> tuple[int, str, str]:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         for job in jobs:
             start = time.process_time()
-            list(run_cells([job], registry, Context(Setting(out=Path(folder), device="cpu"))))
+            list(run_cells([job], registry, Context(RunEnvironment(out=Path(folder), device="cpu"))))
             used.append(time.process_time() - start)
     return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
@@ -141,14 +142,14 @@ def second_worker(number: int, steps: int) -> str:
 def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of local worker processes."""
     with tempfile.TemporaryDirectory() as folder:
-        setting = Setting(out=Path(folder), device="cpu")
-        yield from in_workers(workers, Queue(jobs), setting)
+        environment = RunEnvironment(out=Path(folder), device="cpu")
+        yield from in_workers(workers, Queue(jobs), environment)
 
 
 def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of local Dask workers."""
     with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
-        yield from cluster.records(Queue(jobs), Setting(out=Path(folder) / "out", device="cpu"))
+        yield from cluster.records(Queue(jobs), RunEnvironment(out=Path(folder) / "out", device="cpu"))
 
 
 def on_loopback(workers: int, folder: str) -> partial[Cluster]:
@@ -194,10 +195,10 @@ def grouped(rounds: int) -> str:
 
         def run(anew: bool, jobs: list[Job] = jobs, registry: Registry = registry) -> None:
             with tempfile.TemporaryDirectory() as folder, one_thread():
-                context = Context(Setting(out=Path(folder), device="cpu"))
+                context = Context(RunEnvironment(out=Path(folder), device="cpu"))
                 for job in jobs:
                     if anew:
-                        trusted, context = context.trusted, Context(context.setting)
+                        trusted, context = context.trusted, Context(context.environment)
                         context.trusted = trusted
                     (record,) = run_cells([job], registry, context)
                     assert record.status in ("ok", "unsupported")
@@ -221,8 +222,8 @@ def lost_worker(number: int, steps: int) -> str:
     jobs, begun = jobs_of(BUSY.format(steps=steps), number), Counter[str]()
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
-        setting = Setting(out=Path(folder) / "out", device="cpu")
-        for record in cluster.records(Queue(jobs, begin=lambda cells, share: begun.update(cells)), setting):
+        environment = RunEnvironment(out=Path(folder) / "out", device="cpu")
+        for record in cluster.records(Queue(jobs, begin=lambda cells, share: begun.update(cells)), environment):
             found.append(record)
             if len(found) == number // 2:
                 os.kill(pids[0], signal.SIGKILL)

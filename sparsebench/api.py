@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sparsebench.board.board import Board
     from sparsebench.inspection.pictures import Pictures
+    from sparsebench.records.store import Store
 
 log = logging.getLogger(__name__)
 OUT = "sparsebench-out"
@@ -149,15 +150,18 @@ run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def execute(
-    request: Request, files: Files, execution: Execution, out: Path, callbacks: Callbacks
+    request: Request, files: Files, execution: Execution, folder: Path | Store, callbacks: Callbacks
 ) -> tuple[Board, pd.DataFrame]:
     """Run the missing cells and write the leaderboard; see `run`.
 
     Returns:
         The board of all stored cells of the request, and the stored records of this run's cells (its shard, or all).
     """
+    from sparsebench.records.store import Store
     from sparsebench.runner import run as runs
 
+    opened = Store.open(folder)
+    out = opened.path
     runs.begin(execution, out)  # worker processes load while the board is imported here
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(name)
@@ -165,15 +169,15 @@ def execute(
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
 
-    plan = runs.run(request, files, execution, Registry(), out, callbacks)
-    stored = frame_of(read(out))
+    plan = runs.run(request, files, execution, Registry(), opened, callbacks)
+    stored = frame_of(read(opened))
     rows = stored[stored["cell_id"].isin([job.cell.id for job in plan.whole])]
     others = set(stored["network"]) - set(rows["network"])
     if others and (rows["network"] != "").any():
         names = few(sorted(others), width=60)
         log.warning("%s also has results of other weights, %s: `sparsebench leaderboard` averages them too", out, names)
     records = rows[rows["cell_id"].isin([job.cell.id for job in plan.jobs])]
-    board = board_of(rows, out)
+    board = board_of(rows, opened)
     publish(board, out)
     return board, records
 

@@ -14,25 +14,26 @@ from typing import Any
 from sparsebench import __version__
 from sparsebench.errors import UserError, one_line
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Setting
-from sparsebench.records import manifests, store
+from sparsebench.records import manifests
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner.devices import environment, places
+from sparsebench.records.store import Store
+from sparsebench.runner.devices import machine, places
 from sparsebench.runner.engines import Queue, Supervisor
+from sparsebench.runner.environment import RunEnvironment
 
 log = logging.getLogger(__name__)
 
-CONNECT = 5.0
+CONNECT_SECONDS = 5.0
 """Seconds to wait for the answer of a scheduler."""
-LEAST, EACH = 8, 2
-"""Dask tasks that the scheduler has at a time: at least LEAST, and EACH for each one that can run at once."""
-LOOK = 1.0
+LEAST_TASKS, TASKS_PER_SLOT = 8, 2
+"""Dask tasks that the scheduler has at a time: LEAST_TASKS, or more if TASKS_PER_SLOT for each free place are more."""
+CHECK_INTERVAL = 1.0
 """Seconds between two checks whether a Dask task was cancelled."""
 GPU = "GPU"
 """The name of the GPU among a Dask worker's resources: `dask worker --resources GPU=1`."""
 
 
-def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Record], dict[str, str]]:
+def answer(environment: RunEnvironment, jobs: Sequence[Job], version: str) -> tuple[list[Record], dict[str, str]]:
     """Return the records of cells, and the environment of this machine; runs in a thread of a Dask worker.
 
     The cells run in a worker process of the Dask worker, as on one machine. It is ended if the Dask task is cancelled.
@@ -44,19 +45,19 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
         what = f"{dask.address} on {socket.gethostname()} has another version of sparsebench"
         raise UserError(what, got=__version__, allowed=version)
     task, over = dask.get_current_task(), threading.Event()
-    (place,) = places(setting.device, 1)
+    (place,) = places(environment.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    supervisor = Supervisor(setting, name, place, lambda cells, share: None)
+    supervisor = Supervisor(environment, name, place, lambda cells, share: None)
 
     def watch() -> None:
-        while not over.wait(LOOK):
+        while not over.wait(CHECK_INTERVAL):
             state = dask.state.tasks.get(task)
             if state is None or state.state != "executing":
                 supervisor.kill()
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        return [record for _, record in supervisor.records(list(jobs))], environment()
+        return [record for _, record in supervisor.records(list(jobs))], machine()
     finally:
         over.set()
         supervisor.end()
@@ -78,7 +79,7 @@ class Cluster:
         infos = self.client.scheduler_info(n_workers=-1)["workers"].values()
         return sum(int(info["nthreads"] if self.device == "cpu" else info["resources"].get(GPU, 0)) for info in infos)
 
-    def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+    def records(self, queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
         """Yield the record of each job as soon as it is complete; see `Engine`.
 
         A cell counts as begun when it is submitted. If more Dask workers die with a cell than the scheduler allows, its
@@ -87,9 +88,9 @@ class Cluster:
         Raises:
             UserError: a worker cannot run cells, or the scheduler is lost.
         """
-        places = {name: path.resolve() for name, path in setting.locations.items()}
-        setting = replace(setting, out=setting.out.resolve(), locations=places)
-        run = _Run(self, setting, queue)
+        places = {name: path.resolve() for name, path in environment.locations.items()}
+        environment = replace(environment, out=environment.out.resolve(), locations=places)
+        run = _Run(self, environment, queue)
         try:
             while (result := run.next()) is not None:
                 for job, record in run.records_of(*result):
@@ -103,10 +104,11 @@ class Cluster:
 class _Run:
     """The submitted jobs of a run."""
 
-    def __init__(self, cluster: Cluster, setting: Setting, queue: Queue):
+    def __init__(self, cluster: Cluster, environment: RunEnvironment, queue: Queue):
         from distributed import as_completed
 
-        self.cluster, self.setting, self.queue = cluster, setting, queue
+        self.cluster, self.environment, self.queue = cluster, environment, queue
+        self.store = Store(environment.out)
         self.futures: dict[Any, list[Job]] = {}
         self.coming = as_completed(with_results=True, raise_errors=False, loop=cluster.client.loop)
 
@@ -116,7 +118,11 @@ class _Run:
             slots = self.cluster.slots()
             if not slots:
                 log.warning("waiting for a worker%s", "" if self.cluster.device == "cpu" else " with a GPU")
-            while len(self.futures) < max(LEAST, EACH * slots) and (jobs := self.queue.take(wait=not self.futures)):
+            enough = max(LEAST_TASKS, TASKS_PER_SLOT * slots)
+            while len(self.futures) < enough:
+                jobs = self.queue.take(wait=not self.futures)
+                if not jobs:
+                    break
                 self._submit(jobs)
             return next(self.coming) if self.futures else None
         except UserError:
@@ -126,7 +132,7 @@ class _Run:
 
     def _submit(self, jobs: list[Job]) -> None:
         resources = {} if self.cluster.device == "cpu" else {"resources": {GPU: 1}}
-        future = self.cluster.client.submit(answer, self.setting, jobs, __version__, pure=False, **resources)
+        future = self.cluster.client.submit(answer, self.environment, jobs, __version__, pure=False, **resources)
         self.futures[future] = jobs
         self.coming.add(future)
         self.queue.begin([job.cell.id for job in jobs], 0.0)
@@ -140,8 +146,8 @@ class _Run:
 
         jobs = self.futures.pop(future)
         if future.status == "finished":
-            records, machine = result
-            store.keep(self.setting.out / manifests.ENVIRONMENTS, machine)
+            records, machine_of_records = result
+            self.store.keep(manifests.ENVIRONMENTS, machine_of_records)
             of_cell = {record.cell_id: record for record in records}
             return [(job, of_cell[job.cell.id]) for job in jobs]
         if future.status != "error":
@@ -174,7 +180,7 @@ def connect(address: str, device: str) -> Iterator[Cluster]:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     logging.getLogger("distributed").setLevel(logging.WARNING)  # by default it logs each connection
     try:
-        client = Client(address, timeout=CONNECT, set_as_default=False)
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise UserError(f"no Dask scheduler answers at {address}: {' '.join(str(error).split())}") from error
     with client:

@@ -20,10 +20,11 @@ from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.papers import address_of
 from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
 from sparsebench.errors import UserError, few, plain
-from sparsebench.plan.request import load
+from sparsebench.plan.suite import load
 from sparsebench.records import manifests
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.reports import REMARK
+from sparsebench.records.store import Store
 from sparsebench.records.table import OUTCOMES
 from sparsebench.stats import paired
 from sparsebench.strategy import spec
@@ -70,11 +71,13 @@ def gather(folder: Path) -> Board:
     Raises:
         UserError: the folder has no records, or has records of a later sparsebench.
     """
-    return board_of(read(folder), folder)
+    opened = Store(folder)
+    return board_of(read(opened), opened)
 
 
-def board_of(records: Flats, folder: Path) -> Board:
+def board_of(records: Flats, folder: Path | Store) -> Board:
     """Return the board of flat records of a run's folder, with the folder's manifests and pictures."""
+    folder = Store.open(folder)
     frame = frame_of(records)
     judged = judge(frame)
     suites_asked = (suite for suite in manifests.suites(folder) if suite.name != manifests.OWN)
@@ -84,7 +87,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         if address := address_of(strategy.bibtex, strategy.citation):
             papers[strategy.name] = plain(strategy.citation, 300), address
     pictures, room = {}, MOST_BYTES
-    for path in files.files_in(folder.resolve(), ".png"):
+    for path in files.files_in(folder.path.resolve(), ".png"):
         content = None if path.name.startswith(OWN_PICTURE) else files.content_or_none(path, room)
         if content is not None and content.startswith(PNG):
             pictures[plain(path.stem)] = content
@@ -102,13 +105,13 @@ def board_of(records: Flats, folder: Path) -> Board:
     )
 
 
-def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
+def bibtex(folder: Store, frame: pd.DataFrame) -> list[str]:
     """Return the BibTeX entries of the works that the strategies of a board cite."""
     entries = (strategy.bibtex.strip().splitlines() for strategy in _strategies_of(folder, frame))
     return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
 
 
-def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.StrategyEntry]:
+def _strategies_of(folder: Store, frame: pd.DataFrame) -> list[manifests.StrategyEntry]:
     """Return the manifest entries of the strategies of a board."""
     strategies = manifests.strategies(folder)
     pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)
@@ -117,7 +120,7 @@ def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.Strategy
 
 
 def notes_on(
-    records: Flats, judged: Leaderboard | None = None, folder: Path | None = None, *, technical: bool = True
+    records: Flats, judged: Leaderboard | None = None, folder: Path | Store | None = None, *, technical: bool = True
 ) -> list[str]:
     """Return a board's notes: missing results, omitted data, detectable differences, failures, results of checks.
 
@@ -127,6 +130,7 @@ def notes_on(
         folder: the run's folder.
         technical: whether to include detectable differences, unfinished training and inactive terms.
     """
+    folder = None if folder is None else Store.open(folder)
     frame = frame_of(records)
     judged = judge(frame) if judged is None else judged
     settings = [setting for setting in judged.settings if setting.source != PRETRAINING]
@@ -196,7 +200,7 @@ def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:
         yield f"{strategy} on {task}: published terms inactive: {terms}"
 
 
-def unequal(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
+def unequal(settings: Sequence[Setting], folder: Store | None = None) -> list[str]:
     """Return for each setting lines on the strategies that lack common results, and on those that have more.
 
     Each line has the command that makes them equal. It is known only if the run's folder has the results of a single
@@ -217,7 +221,7 @@ def unequal(settings: Sequence[Setting], folder: Path | None = None) -> list[str
     return lines
 
 
-def _lacking(setting: Setting, folder: Path | None) -> Iterator[str]:
+def _lacking(setting: Setting, folder: Store | None) -> Iterator[str]:
     """Yield a line for the strategies that lack the same common results."""
     common, of_entries = setting.common, setting.entries["strategy"]
     alike = defaultdict[str, list[str]](list)
@@ -232,7 +236,7 @@ def _lacking(setting: Setting, folder: Path | None) -> Iterator[str]:
         yield f"{names} on {setting.task}: not ranked there, without {text}; {command} adds it"
 
 
-def _left_out(setting: Setting, folder: Path | None) -> Iterator[str]:
+def _left_out(setting: Setting, folder: Store | None) -> Iterator[str]:
     """Yield a line on the results that are not common, and one on the budgets, with the strategies that have them."""
     common = setting.common
     if common.more and not common.cells.empty:
@@ -267,7 +271,7 @@ def _budgets(shares: Iterable[float]) -> str:
     return ", ".join(f"macs {share:g}" for share in sorted(shares, reverse=True))
 
 
-def _command(strategies: Sequence[str], setting: Setting, folder: Path | None) -> str:
+def _command(strategies: Sequence[str], setting: Setting, folder: Store | None) -> str:
     """Return the command that runs strategies like the others, if the run's folder has a single suite.
 
     It has the number of repetitions if some strategies have more than the suite asks for.

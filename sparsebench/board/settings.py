@@ -23,9 +23,10 @@ from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.publish import MANIFEST
-from sparsebench.records import manifests, reports, store, table
+from sparsebench.records import manifests, reports, table
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.reports import CHECKS, REMARK, UNCHECKED
+from sparsebench.records.store import Store
 from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.base import how_of_label
@@ -117,7 +118,7 @@ SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "fold
 """Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
 
-def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
+def read(folder: Path | Store, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     """Return the records of a run's folder as a table, with the columns that `describe` adds.
 
     The table has the plain columns of `table`, outcomes, metrics that tasks declare, and `metrics`. Its attributes
@@ -125,15 +126,16 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     they are used. Users' folders of pictures and files of weights have their names in place of hashes.
 
     Args:
-        out: the run's folder.
+        folder: the run's folder.
         metrics: names of the metrics to read; None for all.
 
     Raises:
-        UserError: as `store.rows`.
+        UserError: as `Store.rows`.
     """
     import pyarrow as pa
 
-    kinds = manifests.metrics(out)
+    opened = Store.open(folder)
+    kinds = manifests.metrics(opened)
     declared = {kind.name for kind in kinds}
     unread = (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
 
@@ -144,7 +146,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
             return True
         return ON_BACKGROUND.fullmatch(name) is not None
 
-    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM])
+    rows = opened.rows(wanted).drop_columns([table.CHECKSUM])
     rows = rows.sort_by([(name, "ascending") for name in ORDER])
     in_arrow = {pa.string(), pa.binary()}  # more compact than objects
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in in_arrow else None)
@@ -156,11 +158,11 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
             if name not in records and not name.endswith(OF_GROUPS) and wanted(name):
                 empty[name] = math.nan
         records = records.assign(**empty)
-    records = describe(_with_names(records, manifests.file_names(out)), out)
+    records = describe(_with_names(records, manifests.file_names(opened)), opened)
     records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
 
     # The suite with the most settings comes first.
-    suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
+    suites = sorted(manifests.suites(opened), key=lambda suite: len(suite.settings), reverse=True)
     mains = [suite.main_task for suite in suites if suite.main_task]
     records.attrs[MAIN] = list(dict.fromkeys(mains))
     success = [suite.sample_complexity for suite in suites if suite.sample_complexity]
@@ -187,15 +189,16 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
     )
 
 
-def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
+def describe(records: pd.DataFrame, folder: Path | Store) -> pd.DataFrame:
     """Return records with columns on their strategies from a run's folder: checks, remark, trained, badge, how."""
     submitted = badge = ""
-    if os.path.lexists(out / MANIFEST):
+    opened = Store.open(folder)
+    if os.path.lexists(opened.path / MANIFEST):
         from sparsebench.publish.submission import verify
 
-        verdict = verify(out)
+        verdict = verify(opened.path)
         submitted, badge = verdict.strategy, verdict.badge
-    check_reports, strategies = reports.read(out), manifests.strategies(out)
+    check_reports, strategies = reports.read(opened), manifests.strategies(opened)
     grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
     notes = []
     for strategy, revision in grouped.groups:

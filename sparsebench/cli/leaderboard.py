@@ -200,10 +200,12 @@ def _text(
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
+    from sparsebench.records.store import Store
 
-    records = frame_of(read(folder))
+    opened = Store(folder)
+    records = frame_of(read(opened))
     if form == BIBTEX:
-        return "\n\n".join([*bibtex(folder, records), ""])
+        return "\n\n".join([*bibtex(opened, records), ""])
     result = judge(records, "task" if view == "shifts" else by)
     if view == "paper":
         from sparsebench.paper.claims import add_published
@@ -215,9 +217,9 @@ def _text(
         return render(views.only(compared, strategies) if strategies else compared, form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # formats that hold only a table
-        for line in (*unequal(result.settings, folder), *machines(records)):
+        for line in (*unequal(result.settings, opened), *machines(records)):
             click.echo(line, err=True)
     else:
-        notes = notes_on(records, result, folder, technical=technical or form != "table")
+        notes = notes_on(records, result, opened, technical=technical or form != "table")
     report = views.report(result, notes, whole=form != "latex" and not choice.names and not strategies)
     return render(views.only(report, strategies) if strategies else report, form, choice)

@@ -19,7 +19,7 @@ from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
 from sparsebench.files import cache_folder, files_in, write_whole
-from sparsebench.plan import request as suites
+from sparsebench.plan import suite as suites
 from sparsebench.plan.contenders import BUDGET_KEYS
 from sparsebench.plugin.registry import Registry, distribution, entries, files_of, is_shipped
 from sparsebench.records.record import digest
@@ -289,8 +289,8 @@ def env() -> None:
     """Show the machine and the libraries, as stored with records."""
     import torch
 
-    from sparsebench.runner.devices import environment
+    from sparsebench.runner.devices import machine
 
-    machine, gpus = environment(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    rows = [*machine.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(machine))]
+    about, gpus = machine(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    rows = [*about.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(about))]
     click.echo(tabulate(rows, tablefmt="plain"))

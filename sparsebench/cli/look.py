@@ -16,7 +16,7 @@ from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided,
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.measure.schedule import NEAR
-from sparsebench.plan import request as requests
+from sparsebench.plan import suite as suites
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.progress import Progress
 from sparsebench.stats import style
@@ -31,7 +31,7 @@ TASK = "[default: the suite's image task if it has only one, else composite]"
 
 def _task_of(suite: str) -> str:
     images = {task.name for task in Registry().tasks() if task.inputs == "images"}
-    of_suite = images & {entry.name for entry in requests.load(suite).task}
+    of_suite = images & {entry.name for entry in suites.load(suite).task}
     return of_suite.pop() if len(of_suite) == 1 else "composite"
 
 

@@ -26,7 +26,8 @@ from sparsebench.records.record import ANSWERS, Record
 from sparsebench.runner.progress import Progress, Underway, cells_of, clock, left_of, remedy, time_of, underway
 
 if TYPE_CHECKING:
-    from sparsebench.plan.plan import Expected, Plan
+    from sparsebench.plan.forecast import Forecast
+    from sparsebench.plan.plan import Plan
 
 ALSO = {"strategy": "plugin"}
 """Other names of options."""
@@ -64,21 +65,22 @@ def run(
     if dry_run:
         forecast(plan_of(request, files, execution, Registry(), out))
         return
+    folder = store.Store(out)
     with Progress(out) as progress:
-        board, finished = execute(request, files, execution, out, progress)
+        board, finished = execute(request, files, execution, folder, progress)
     from sparsebench.board.board import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 
     result = board.judged
     whole = notes or form != "table"
-    lines = board.notes if whole else notes_on(finished, result, out, technical=False)
+    lines = board.notes if whole else notes_on(finished, result, folder, technical=False)
     write(render(report(result, lines, whole=form != "latex" and not choice.names), form, choice), form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
     shown = {*result.rows["strategy"], *finished["strategy"]}
-    if others := sorted(_strategies_in(out) - shown):
+    if others := sorted(_strategies_in(folder) - shown):
         names = few(others, width=60)
         click.echo(f"{out} also has results of {names}: `sparsebench leaderboard {out}` shows all", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
@@ -94,9 +96,9 @@ def run(
     sys.exit(int(bool(len(lost))))
 
 
-def _strategies_in(out: Path) -> set[str]:
+def _strategies_in(folder: store.Store) -> set[str]:
     """Return the strategies with records in a folder, with their parameters, without baselines and oracles."""
-    records = store.rows(out, lambda name: name in ("strategy", "kind"))
+    records = folder.index()
     pairs = zip(records["strategy"].to_pylist(), records["kind"].to_pylist(), strict=True)
     return {strategy for strategy, kind in pairs if kind == "deployable"}
 
@@ -139,13 +141,13 @@ def _networks_of(plan: Plan) -> list[str]:
     from sparsebench.plan.locate import file_names
 
     used = {job.cell.model.params.get("weights") for job in plan.jobs}
-    names = sorted(plain(file) for name, file in file_names(plan.locations).items() if name in used)
+    names = sorted(plain(file) for name, file in file_names(plan.located).items() if name in used)
     return [f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}"] if names else []
 
 
 def _times(plan: Plan, registry: Registry) -> str:
     """Return a table of the cells to run, with their expected time and memory, by task and strategy."""
-    expected, memory = plan.expected, 0
+    expected, memory = plan.forecast, 0
     only_tests = not any(registry.task(job.cell.task.name).trains for job in plan.todo)
     if plan.todo and only_tests and not any(expected.seconds(job) for job in plan.todo):
         from sparsebench.inspection.speed import expect_tests
@@ -168,7 +170,7 @@ def _numbers_of_class_folders(plan: Plan) -> list[str]:
     return [f"{task}: class folders are numbered {line}" for task, line in sorted(lines) if line]
 
 
-def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
+def _totals(jobs: Sequence[Job], expected: Forecast, bytes_: int) -> dict[str, str]:
     """Return the expected time on one worker and the memory; "unknown" unless similar cells were run or timed."""
     seconds = [expected.seconds(job) for job in jobs]
     times = [value for value in seconds if value is not None]
@@ -186,10 +188,11 @@ def status(folder: Path) -> None:
 
     The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
     """
-    records, runs, lists = list(store.read(folder).values()), underway(folder).values(), cells_of(folder)
+    opened = store.Store(folder)
+    records, runs, lists = list(opened.records().values()), underway(folder).values(), cells_of(folder)
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
-    started = store.newest(folder)
+    started = opened.newest()
     own = {name: left_of(cells.own, started) for name, cells in lists.items()}
     of_runs = {cell_id: label for cells in own.values() for cell_id, label in cells.items()}
     others = {cell_id: label for cells in lists.values() for cell_id, label in left_of(cells.others, started).items()}

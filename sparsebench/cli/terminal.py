@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError, shortage, text_of
-from sparsebench.plan import request
+from sparsebench.plan import suite as suites
 from sparsebench.plan.request import OPTIONS, Execution, Files, Request, option_of
 from sparsebench.plugin.registry import FIRST, Registry
 
@@ -84,7 +84,7 @@ class Guided(click.Command):
 OBSERVERS = ("mlflow", "tensorboard")
 NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "plugins": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},  # names of entry points: imports no plugin
-    "suite": request.names,
+    "suite": suites.names,
     "tasks": lambda: [cls.name for cls in Registry().tasks()],
     "model": lambda: [cls.name for cls in Registry().models()],
     "observe": lambda: OBSERVERS,

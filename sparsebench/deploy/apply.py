@@ -22,7 +22,7 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import content_of, create_vit, load_weights, published, read_dimensions
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
-from sparsebench.plan.locate import locate_all
+from sparsebench.plan.locate import locate_weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARES, Budget
@@ -128,7 +128,7 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
 
     Args:
         text: the model, in one of the forms `NAMES`.
-        weights, key: a file, see `locate_all`; None for timm's weights.
+        weights, key: a file, see `locate_weights`; None for timm's weights.
         fetch: whether to load timm's weights if there is no file; otherwise the weights are random.
 
     Raises:
@@ -144,7 +144,7 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
     if weights is None:
         with supported(f"model '{text}'"):
             return create_vit(arch, size, classes, pretrained=fetch).eval()
-    files = locate_all((weights,), key)
+    files = locate_weights((weights,), key)
     if len(files) > 1:
         raise UserError("--weights must be one file", got=f"{len(files)} files in {weights}")
     (weights,) = files.values()

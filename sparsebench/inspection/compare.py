@@ -88,8 +88,8 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
             the training fails.
     """
     registry = Registry()
-    sides = _contenders(plugins, request, trainer, registry)
-    plan, context = trainer.train(replace(request, **NETWORK), registry, pictures > 0)
+    plan, sides = _planned(plugins, request, trainer, pictures, registry)
+    context = trainer.train(plan, registry)
     job = plan.jobs[-1]
     failure = store.read(trainer.out)[job.cell.id].failure
     if failure is not None:
@@ -110,22 +110,22 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
 
 def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
     """Return the plan of what `compare` would train, without writing anything."""
-    registry = Registry()
-    _contenders(plugins, request, trainer, registry)
-    return trainer.plan(replace(request, **NETWORK), registry, pictures > 0)
+    plan, _ = _planned(plugins, request, trainer, pictures, Registry())
+    return plan
 
 
-def _contenders(
-    plugins: tuple[str, str], request: Request, trainer: Trainer, registry: Registry
-) -> list[tuple[Job, Strategy]]:
-    """Load the request's plugin files, and return the jobs of A and B with their strategies."""
+def _planned(
+    plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int, registry: Registry
+) -> tuple[Plan, list[tuple[Job, Strategy]]]:
+    """Load the plugin files; return the plan of the network, and the jobs of A and B with their strategies."""
     for text in request.plugins:
         if not text.endswith(".py"):
             raise UserError("--plugin", got=f"'{text}'", allowed="files with the task or the model")
         registry.load_file(Path(text))
+    plan = trainer.plan(replace(request, **NETWORK), registry, pictures > 0)
     jobs = []
     for text in plugins:
-        candidates = expand(replace(request, plugins=(text,), alone=True, single=True), registry, trainer.files)
+        candidates = expand(replace(request, plugins=(text,), alone=True, single=True), registry, plan.located)
         job, *more = {_key(job): job for job in candidates if job.requested}.values()
         if more:
             names = ", ".join(f"{candidate.label} at {candidate.cell.budget.label}" for candidate in (job, *more))
@@ -133,7 +133,7 @@ def _contenders(
         jobs.append(job)
     if _key(jobs[0]) == _key(jobs[1]):
         raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
-    return [(job, _load_strategy(job, registry)) for job in jobs]
+    return plan, [(job, _load_strategy(job, registry)) for job in jobs]
 
 
 def _key(job: Job) -> str:

@@ -16,15 +16,16 @@ from torch import Tensor
 from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED, Pass
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.locate import Networks, places_of
+from sparsebench.plan.locate import Networks, official_places
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import canonical
 from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.runner.run_cell import failure_of, one_thread
@@ -71,7 +72,8 @@ class Trainer:
         Raises:
             UserError: an argument is unknown, out of range, missing or unwritable.
         """
-        plan = runs.plan_of(replace(request, single=True), self.files, self.execution, registry, self.out)
+        with telling(self.callbacks.on_pictures):
+            plan = runs.plan_of(replace(request, single=True), self.files, self.execution, registry, self.out)
         settings = {
             canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in plan.jobs if job.requested
         }
@@ -85,18 +87,18 @@ class Trainer:
         if pictures and task.inputs != "images":
             allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
             raise UserError("pictures need a task with images", got=f"'{task.name}'", allowed=allowed)
-        networks = Networks(self.out, plan.heads, self.files.networks).places({job.weights for job in plan.jobs})
-        places = dict(plan.locations) | places_of(self.files, plan.jobs) | networks
+        networks = Networks(self.out, plan.summaries, self.files.networks).places({job.weights for job in plan.jobs})
+        official = official_places(self.files, plan.jobs, plan.locations)
+        places = {**plan.locations, **official, **networks}
         return replace(plan, locations=places, request=None)
 
-    def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
-        """Train the networks of `plan`; return the plan, and the context with the folder of the weights."""
+    def train(self, plan: Plan, registry: Registry) -> Context:
+        """Train the networks of a plan; return the context with the folder of the weights."""
         with telling(self.callbacks.on_pictures):
-            plan = self.plan(request, registry, pictures)
             runs.carry_out(plan, self.execution, registry, self.out, self.callbacks)
         # Networks trained on a cluster are evaluated on this machine.
         device = devices.resolve_device("auto" if self.execution.dask else self.execution.device)
-        return plan, Context(Setting(self.out, first_of(device), plan.locations))
+        return Context(RunEnvironment(self.out, first_of(device), plan.locations))
 
 
 def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
@@ -105,7 +107,7 @@ def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     chooses = job.cell.budget.schedule == AUTO
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(job if chooses else bare, registry, context)
-    state, module, actor = load_file(context.setting.weights(job.weights)), prepared.network.module, prepared.actor
+    state, module, actor = load_file(context.environment.weights(job.weights)), prepared.network.module, prepared.actor
     fits = actor is not None and wants_images(actor) and not any(name.startswith(f"{LEARNED}.") for name in state)
     module.load_state_dict(state, strict=not fits)
     module.eval()
@@ -414,7 +416,8 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
         UserError: an argument is unknown, out of range, missing or unwritable; or no strategy has a result.
     """
     registry = Registry()
-    plan, context = trainer.train(request, registry, pictures=True)
+    plan = trainer.plan(request, registry, pictures=True)
+    context = trainer.train(plan, registry)
     records, outcomes, first = store.read(trainer.out), list[Shown](), None
     with one_thread():
         for job in (job for job in plan.jobs if job.requested):

@@ -15,10 +15,11 @@ from sparsebench.inspection.pictures import Trainer, load_cell
 from sparsebench.measure.schedule import blocks_text, only_schedule
 from sparsebench.models.actor import Actor
 from sparsebench.plan.contenders import fit_budget, settings_of
-from sparsebench.plan.request import Request, Setting
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import ScheduleCandidate
 from sparsebench.runner import devices
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, prepare
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.base import Strategy
@@ -96,10 +97,10 @@ def _network(request: Request, trainer: Trainer, registry: Registry) -> tuple[Pr
     plan = trainer.plan(request, registry, pictures=True)
     job = plan.jobs[-1]
     if not job.cell.network:
-        plan, context = trainer.train(request, registry, pictures=True)
-        return load_cell(plan.jobs[-1], registry, context), context
+        context = trainer.train(plan, registry)
+        return load_cell(job, registry, context), context
     device = devices.first_of(devices.resolve_device(trainer.execution.device))
-    context = Context(Setting(trainer.out, device, plan.locations))
+    context = Context(RunEnvironment(trainer.out, device, plan.locations))
     return prepare(job, registry, context), context
 
 
@@ -108,7 +109,7 @@ def _images(cell: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
 
     Nothing is tested here, so test pictures may be used if there are no others.
     """
-    task, locations = cell.task, context.setting.locations
+    task, locations = cell.task, context.environment.locations
     try:
         separate = task.schedule_images(2 * MANY, 0, locations)
     except UserError:

@@ -24,8 +24,9 @@ from sparsebench.errors import UnsupportedError, UserError, one_line, plain
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.plan.contenders import settings_of
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.plan import Expected, Plan
+from sparsebench.plan.plan import Plan
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell
 from sparsebench.records.table import setting_text
@@ -326,7 +327,7 @@ def _drift(dense: _Runner, runner: _Runner) -> float | None:
     return abs(speed_up * statistics.median(runner.seconds) / statistics.median(dense.seconds) - 1)
 
 
-def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:
+def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Forecast, int]:
     """Return the expected times of a plan, and the memory of a process in bytes.
 
     The plan must only have tests of trained weights. A batch of each dense network is timed here, with random weights;
@@ -360,7 +361,7 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected,
         return float(seconds * actor.spent(tuple(actor.keep.values())))
 
     with one_thread():
-        expected = Expected(plan.whole, plan.heads.values(), prior)
+        expected = Forecast(plan.whole, plan.summaries.values(), prior)
     return expected, peak()
 
 

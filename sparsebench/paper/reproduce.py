@@ -75,7 +75,7 @@ def reproduce(
     answers = store.read(out)
     records: dict[str, list[Record]] = {}
     for figure in paper.figures:
-        jobs = expand(replace(request, figures=(figure,)), registry, files)
+        jobs = expand(replace(request, figures=(figure,)), registry, plan.located)
         if all(job.cell.id in answers for job in jobs):
             records[figure] = [answers[job.cell.id] for job in jobs if job.requested]
     lost = sum(has_no_answer(answers[job.cell.id]) for job in plan.jobs)

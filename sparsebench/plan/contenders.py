@@ -11,7 +11,8 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.schedule import TokenSchedule, first_block, kind_of, only_schedule
 from sparsebench.models.base import Model
-from sparsebench.plan.request import Request, Suite, SuiteTask
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Part
 from sparsebench.strategy.base import Strategy

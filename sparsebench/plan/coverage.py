@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from sparsebench.errors import UserError
 from sparsebench.plan.contenders import usual_budgets
-from sparsebench.plan.expand import variants_of
-from sparsebench.plan.request import Files, Request, Suite, SuiteTask
+from sparsebench.plan.expand import RequestedTask, variants_of_task
+from sparsebench.plan.locate import Located
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part, Where, digest
 from sparsebench.strategy.budget import AMOUNTS, FULL
@@ -76,7 +78,10 @@ def missing_cells(suite: Suite, cells: Collection[Cell], registry: Registry, *, 
 def _templates(suite: Suite, entry: SuiteTask, registry: Registry, pictures: Mapping[str, str]) -> list[Cell]:
     """Return a cell for each variant of an entry's task and model, with the pictures of these names."""
     if registry.task(entry.name).trains:
-        alone = suite.model_copy(update={"task": (entry,)})
-        return [variant.cell for variant in variants_of(alone, Request(), registry, Files(), pictures)]
-    task = Part(name=entry.name)
-    return [Cell(task=task, model=task, strategy=task, budget=FULL, n_train=0, repetition=0, where=entry.where)]
+        cls = registry.task(entry.name)
+        taken = {key: name for key, name in pictures.items() if key in cls.model_fields}
+        located = Located(pictures={entry.name: [taken]})
+        task = RequestedTask(entry, cls, changes={}, contenders=())
+        return [variant.cell for variant in variants_of_task(task, suite, Request(), located, registry)]
+    part = Part(name=entry.name)
+    return [Cell(task=part, model=part, strategy=part, budget=FULL, n_train=0, repetition=0, where=entry.where)]

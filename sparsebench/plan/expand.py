@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, get_args
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plan.contenders import Contender, closed_cost, contenders_of, fit_budget, specs_of, testable
 from sparsebench.plan.jobs import Job, JobMaker, Variant, dense_cell
-from sparsebench.plan.locate import networks_of, pictures_for
-from sparsebench.plan.request import Files, Request, Suite, SuiteTask, combinations, load
+from sparsebench.plan.locate import Located
+from sparsebench.plan.request import Files, Request
+from sparsebench.plan.suite import Suite, SuiteTask, combinations, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Precision, Where
 from sparsebench.strategy.budget import AUTO
@@ -26,17 +29,68 @@ FIT_IMAGES = 256
 """The number of training images on which a strategy may fit, for a test of trained weights."""
 
 
-def expand(request: Request, registry: Registry, files: Files | None = None, suite: Suite | None = None) -> list[Job]:
-    """Return the jobs of a request: networks that other cells start from first, then repetition by repetition.
+@dataclass(frozen=True)
+class RequestedTask:
+    """A task that a request runs.
+
+    Attributes:
+        entry: the entry of the suite, or a new one.
+        cls: the class of the task.
+        changes: parameters that the request sets.
+        contenders: the strategies with their budgets.
+    """
+
+    entry: SuiteTask
+    cls: type[Task]
+    changes: Mapping[str, Any]
+    contenders: tuple[Contender, ...]
+
+
+def expand(
+    request: Request, registry: Registry, located: Located | None = None, suite: Suite | None = None
+) -> list[Job]:
+    """Return the jobs of a request, see `jobs_of`. Nothing is located here: see `locate`."""
+    suite = load(request.suite) if suite is None else suite
+    located = Located() if located is None else located
+    tasks = requested_tasks(suite, request, registry, has_weights=bool(located.files.weights))
+    return jobs_of(variants_of(tasks, suite, request, located, registry), registry)
+
+
+def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_weights: bool) -> list[RequestedTask]:
+    """Return the tasks of a request: entries of the suite, or new entries for other tasks, with their strategies.
+
+    Args:
+        suite, request, registry: the suite, the changes to it, and what is installed.
+        has_weights: whether the user gives files of trained weights.
+    """
+    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
+    tasks = []
+    for entry, changes in _entries(suite, request, registry, has_weights):
+        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
+        tasks.append(RequestedTask(entry, registry.task(entry.name), changes, contenders))
+    return tasks
+
+
+def variants_of(
+    tasks: Sequence[RequestedTask], suite: Suite, request: Request, located: Located, registry: Registry
+) -> list[Variant]:
+    """Return the tasks of a request with their models. Weights are read for their sizes and for whether they fit.
+
+    Raises:
+        UserError: task, model, budgets and files do not fit.
+    """
+    variants = [variant for task in tasks for variant in variants_of_task(task, suite, request, located, registry)]
+    _check_files(suite, located.files, variants)
+    _check_weights(variants)
+    return variants
+
+
+def jobs_of(variants: Sequence[Variant], registry: Registry) -> list[Job]:
+    """Return the jobs of variants: networks that other cells start from first, then repetition by repetition.
 
     In this order the remaining work is like the finished work, and each strategy has a result after the first
-    repetition. Files are located. Weights are read only to check that they fit, and for the classes of their head.
+    repetition.
     """
-    files = Files() if files is None else files
-    suite = load(request.suite) if suite is None else suite
-    variants = list(variants_of(suite, request, registry, files))
-    _check_files(suite, files, variants)
-    _check_weights(variants, files.places)
     maker = JobMaker(registry)
     jobs: dict[str, Job] = {}
     for repetition in range(max(variant.seeds for variant in variants)):
@@ -61,97 +115,91 @@ def _both(before: Job | None, job: Job) -> Job:
     return before.model_copy(update=flags) if changed else before
 
 
-def variants_of(
-    suite: Suite, request: Request, registry: Registry, files: Files, names: Mapping[str, str] | None = None
+def variants_of_task(
+    requested: RequestedTask, suite: Suite, request: Request, located: Located, registry: Registry
 ) -> Iterator[Variant]:
-    """Yield the tasks of a request, of the suite or of its own, with their models and strategies.
-
-    `names` are names of pictures in cells, by parameter. They replace the names of the located files.
-    """
-    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
-    for entry, changes in _entries(suite, request, registry, files):
-        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
-        cls = registry.task(entry.name)
-        if names:
-            sets = [{key: name for key, name in names.items() if key in cls.model_fields}]
-        else:
-            sets = pictures_for(cls, files)
-        for params, pictures in product(combinations(entry.params, entry.sweep), sets):
-            trained = {} if entry.training is None else entry.training.params
-            varied = params | changes
-            task = _task(entry.name, trained | varied | pictures, registry)
-            if not entry.tests_weights:  # otherwise its sizes may follow from the model
-                task.check()
-            task, places = task.locate()
-            files.places.update(places)
-            training = None if entry.training is None else _task(entry.name, trained | pictures, registry)
-            for model in _models(task, entry.training or entry, request, files, registry):
-                yield _variant(entry, task, model, training, varied, contenders, suite, request, files, registry)
+    """Yield a requested task with each combination of its parameters, pictures and models."""
+    entry, training_entry = requested.entry, requested.entry.training
+    trained = {} if training_entry is None else training_entry.params
+    for params, pictures in product(combinations(entry.params, entry.sweep), located.sets(requested.cls)):
+        varied = {**params, **requested.changes}
+        task = _task(entry.name, {**trained, **varied, **pictures}, registry)
+        if not entry.tests_weights:  # otherwise its sizes may follow from the model
+            task.check()
+        task, files_of_task = task.locate()
+        places = {**located.places, **files_of_task}
+        training = None if training_entry is None else _task(entry.name, {**trained, **pictures}, registry)
+        for model in _models(task, training_entry or entry, request, located, registry):
+            yield _variant(requested, task, model, training, varied, places, suite, request, registry)
 
 
 def _variant(
-    entry: SuiteTask,
+    requested: RequestedTask,
     task: Task,
     bare: Model,
     training: Task | None,
-    varied: dict[str, Any],
-    contenders: tuple[Contender, ...],
+    varied: Mapping[str, Any],
+    places: Mapping[str, Path],
     suite: Suite,
     request: Request,
-    files: Files,
     registry: Registry,
 ) -> Variant:
     """Return a task with a model, both with all parameters that follow from each other.
 
     Args:
-        entry: the entry of the suite.
+        requested: the entry of the suite with its strategies.
         task, bare: the task and the model as they were requested.
         training: the task that trains the networks, or None.
         varied: the parameters of the task that differ from the training.
-        contenders: the strategies with their budgets.
-        suite, request, files, registry: see `variants_of`.
+        places: the places of files by their names in cells.
+        suite, request, registry: see `requested_tasks`.
 
     Raises:
         UserError: task, model and budgets do not fit.
     """
-    model = bare.with_weights(files.places)
+    entry = requested.entry
+    model = bare.with_weights(places)
     fitted = task.with_cut(model.cut())
     if entry.tests_weights:
         fitted = fitted.with_patch(model.patch_size())
         fitted.check()
     model.check(fitted)
     if entry.tests_weights:
-        _check_head(fitted, model, files.places)
+        _check_head(fitted, model, places)
     if not task.trains:
-        fitted = _with_classes(fitted, model, files)
+        fitted = _with_classes(fitted, model, places)
 
     cost = closed_cost(fitted, model)
     own_blocks = None if request.model else suite.budget.blocks
-    placed: tuple[Contender, ...] = tuple(
+    contenders: tuple[Contender, ...] = tuple(
         (strategy, registered, fit_budget(budget, strategy, own_blocks, cost), part)
-        for strategy, registered, budget, part in contenders
+        for strategy, registered, budget, part in requested.contenders
     )
     if entry.track == "scratch" and task.trains and model.inputs == "images":
-        _check_schedules(placed, entry, request)
+        _check_schedules(contenders, entry, request)
     if not task.trains:
-        placed = testable(placed, suite, request, registry, cost)
-    if any(budget.schedule == AUTO for _, _, budget, _ in placed):
-        fitted.check_schedule_images(files.places)
+        contenders = testable(contenders, suite, request, registry, cost)
+    if any(budget.schedule == AUTO for _, _, budget, _ in contenders):
+        fitted.check_schedule_images(places)
 
     first = None
     if training is not None and entry.training is not None:
         training = training.with_cut(model.cut())
         training.check()
         first = training, entry.training.n_train[0]
-    sizes, where, precision = _choices(task, model, entry, request, varied)
+    _check_varied(task, entry, varied)
+    sizes = _sizes(task, entry, request)
+    where = _where(task, entry, request)
+    precision = _precision(task, model, entry, request)
     cell = dense_cell(fitted, model, 0, 0, registry).model_copy(
         update={"where": where, "track": entry.track, "precision": precision}
     )
     return Variant(
         task=fitted,
         model=model,
+        places=places,
         cell=cell,
-        contenders=placed,
+        contenders=contenders,
         n_train=sizes,
         seeds=request.seeds or entry.seeds or suite.seeds,
         training=first,
@@ -172,7 +220,7 @@ def _check_schedules(contenders: Sequence[Contender], entry: SuiteTask, request:
 
 
 def _entries(
-    suite: Suite, request: Request, registry: Registry, files: Files
+    suite: Suite, request: Request, registry: Registry, has_weights: bool
 ) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
     """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters.
 
@@ -193,24 +241,24 @@ def _entries(
         yield from ((entry, {}) for entry in of_suite)
     for spec in map(parse, request.tasks):
         entries = [entry for entry in of_suite if entry.name == spec.name and entry not in changed]
-        for entry in entries or [_new_entry(spec.name, suite, request, registry, bool(files.weights))]:
+        for entry in entries or [_new_entry(spec.name, suite, request, registry, has_weights)]:
             yield from ((entry, params) for params in spec.combinations())
 
 
-def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, weights: bool) -> SuiteTask:
+def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, has_weights: bool) -> SuiteTask:
     """Return an entry for a task that the suite does not have, or has for other networks.
 
     Args:
         name: the name of the task.
         suite, request, registry: see `_entries`.
-        weights: whether the user gives files of trained weights.
+        has_weights: whether the user gives files of trained weights.
 
     Raises:
         UserError: neither a training nor trained weights are requested.
     """
     if request.n_train or not registry.task(name).trains:
         return SuiteTask(name=name, n_train=request.n_train or (0,))
-    if weights or request.pretrained:
+    if has_weights or request.pretrained:
         return SuiteTask(name=name, n_train=(FIT_IMAGES,), track="frozen", seeds=1)
     raise UserError(
         f"suite '{suite.name}' trains no such network for task '{name}'",
@@ -233,27 +281,13 @@ def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
     return task
 
 
-def _models(task: Task, entry: SuiteTask, request: Request, files: Files, registry: Registry) -> Iterator[Model]:
+def _models(task: Task, entry: SuiteTask, request: Request, located: Located, registry: Registry) -> Iterator[Model]:
     """Yield the requested model if it takes the task's inputs, else the model of the suite or the task.
 
     There is one model for each variant of its parameters and each file of trained weights.
     """
-    cls = registry.model(entry.model or task.default_model)
-    variants = list(combinations(entry.model_params, entry.model_sweep))
-    if request.model is not None:
-        choice = registry.model(request.model.partition(":")[0])
-        spec = parse(request.model, positional=choice.positional)
-        if choice.inputs == task.inputs:
-            cls, variants = choice, spec.combinations()
-            if len(variants) > 1:
-                raise UserError("--model takes one value for each parameter", got=request.model)
-        elif request.tasks:
-            raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
-    starts: list[dict[str, Any]] = [{}]
-    if task.inputs == "images":
-        starts = [{"pretrained": True}] if request.pretrained else starts
-        key = {"weights_key": files.weights_key} if files.weights_key else {}
-        starts = [starts[0] | {"weights": name} | key for name in networks_of(files)] or starts
+    cls, variants = _model_class(task, entry, request, registry)
+    starts = _starts(task, request, located)
     if len(starts) > 1 and task.trains and not entry.tests_weights:
         raise UserError(
             f"task '{task.name}' trains all networks from the same initial weights",
@@ -261,7 +295,8 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
             allowed="one",
             next_step="run each file separately",
         )
-    if unknown_start := starts[0].keys() - cls.model_fields:
+    unknown_start = starts[0].keys() - cls.model_fields
+    if unknown_start:
         raise UserError(
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
             next_step="use another model, e.g. --model timm:NAME",
@@ -275,14 +310,44 @@ def _models(task: Task, entry: SuiteTask, request: Request, files: Files, regist
         yield fill(cls, params | start, f"model '{cls.name}'")
 
 
-def _with_classes(task: Task, model: Model, files: Files) -> Task:
-    """Return the task with the classes of the model's head. With several files of weights, an error names the file."""
+def _model_class(
+    task: Task, entry: SuiteTask, request: Request, registry: Registry
+) -> tuple[type[Model], list[dict[str, Any]]]:
+    """Return the class of the model of a task, and each combination of its parameters."""
+    cls = registry.model(entry.model or task.default_model)
+    variants = list(combinations(entry.model_params, entry.model_sweep))
+    if request.model is None:
+        return cls, variants
+    choice = registry.model(request.model.partition(":")[0])
+    spec = parse(request.model, positional=choice.positional)
+    if choice.inputs == task.inputs:
+        requested = spec.combinations()
+        if len(requested) > 1:
+            raise UserError("--model takes one value for each parameter", got=request.model)
+        return choice, requested
+    if request.tasks:
+        raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
+    return cls, variants
+
+
+def _starts(task: Task, request: Request, located: Located) -> list[dict[str, Any]]:
+    """Return the parameters of a model that name its trained weights, one dictionary for each file."""
+    if task.inputs != "images":
+        return [{}]
+    start: dict[str, Any] = {"pretrained": True} if request.pretrained else {}
+    key = {"weights_key": located.files.weights_key} if located.files.weights_key else {}
+    return [start | {"weights": name} | key for name in located.weights] or [start]
+
+
+def _with_classes(task: Task, model: Model, places: Mapping[str, Path]) -> Task:
+    """Return the task with the classes of the model's head. An error names the file of the weights, if there is one."""
     try:
-        return task.with_classes(model.classes(files.places), files.places)
+        return task.with_classes(model.classes(places), places)
     except UserError as error:
-        if len(networks_of(files)) < 2:
+        weights = places.get(getattr(model, "weights", ""))
+        if weights is None:
             raise
-        raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
+        raise UserError(f"{weights.name}: {error}") from error
 
 
 def _check_head(task: Task, model: Model, locations: Locations) -> None:
@@ -295,35 +360,60 @@ def _check_head(task: Task, model: Model, locations: Locations) -> None:
         raise head_error(owner, f"a head of {head} classes" if head else "no head", len(classes))
 
 
-def _choices(
-    task: Task, model: Model, entry: SuiteTask, request: Request, varied: dict[str, Any]
-) -> tuple[tuple[int, ...], Where, Precision]:
-    """Return the numbers of training samples, where strategies act, and the precision: the request's, else the suite's.
-
-    Raises:
-        UserError: the task or the model does not allow a choice, or a parameter of the training is `varied` although
-            the network is already trained.
-    """
-    name, frozen = f"task '{task.name}'", entry.track == "frozen"
+def _check_varied(task: Task, entry: SuiteTask, varied: Mapping[str, Any]) -> None:
+    """Raise UserError if a parameter of the training is varied although the network is already trained."""
+    if entry.track != "frozen":
+        return
     decided = {*getattr(task, "training", ())} - {"spuriosity"}
     if entry.network:
         decided |= {"canvas", "patch", "permuted"}
-    if frozen and (wrong := sorted(decided & varied.keys())):
+    wrong = sorted(decided & varied.keys())
+    if wrong:
         raise UserError(
-            f"{name} tests trained networks",
+            f"task '{task.name}' tests trained networks",
             got=f"{', '.join(wrong)}, set by training",
             next_step="to train new networks, give the number of training samples with --n-train",
         )
-    if not task.trains and request.n_train:
-        raise UserError(f"{name} trains nothing", got="--n-train", next_step="leave --n-train out")
-    sizes = (request.n_train or entry.n_train) if task.trains else (0,)
-    if task.trains and min(sizes) < 1:
-        raise UserError(f"n_train of {name}", got=list(sizes), allowed="1 or more")
+
+
+def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
+    """Return the numbers of training samples: the request's, else the suite's; 0 if the task trains nothing."""
+    if not task.trains:
+        if request.n_train:
+            raise UserError(f"task '{task.name}' trains nothing", got="--n-train", next_step="leave --n-train out")
+        return (0,)
+    sizes = request.n_train or entry.n_train
+    if min(sizes) < 1:
+        raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
+    return (max(sizes),) if request.single else sizes
+
+
+def _only_tests(task: Task, entry: SuiteTask) -> bool:
+    """Return whether cells test trained networks, and train none."""
+    return entry.track == "frozen" or not task.trains
+
+
+def _where(task: Task, entry: SuiteTask, request: Request) -> Where:
+    """Return where strategies act: the request's choice, else the suite's. Raise UserError if it is not possible."""
     where: Where = entry.where if request.where == "both" else request.where
-    tests = frozen or not task.trains
-    possible = ("both", "test") if tests else ("both",) if entry.track == "tuned" else get_args(Where)
+    possible: tuple[str, ...] = get_args(Where)
+    if _only_tests(task, entry):
+        possible = ("both", "test")
+    elif entry.track == "tuned":
+        possible = ("both",)
     if where not in possible:
-        raise UserError(f"where strategies act on {name}, track {entry.track}", got=where, allowed=possible)
+        about = f"where strategies act on task '{task.name}', track {entry.track}"
+        raise UserError(about, got=where, allowed=possible)
+    return where
+
+
+def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> Precision:
+    """Return the precision: the request's, else the suite's on the device.
+
+    Raises:
+        UserError: it is not float32, and the cells train, or the model has another precision or does not support it.
+    """
+    tests = _only_tests(task, entry)
     precision: Precision = entry.gpu_precision if request.on_gpu and tests else "float32"
     if request.precision != "auto":
         precision = request.precision
@@ -333,15 +423,16 @@ def _choices(
                 got=f"--precision {precision}",
                 next_step="give only one of them",
             )
-    if precision != "float32" and not tests:
+    if precision == "float32":
+        return precision
+    if not tests:
         raise UserError(
-            f"{name} trains networks; --precision is for tests of trained networks",
+            f"task '{task.name}' trains networks; --precision is for tests of trained networks",
             got=f"--precision {precision}",
             next_step=f"if the model supports it, train in it with --model {model.name}:precision={precision}",
         )
-    if precision != "float32":
-        fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
-    return (max(sizes),) if request.single else sizes, where, precision
+    fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
+    return precision
 
 
 def _check_files(suite: Suite, files: Files, variants: Collection[Variant]) -> None:
@@ -367,34 +458,37 @@ def _check_files(suite: Suite, files: Files, variants: Collection[Variant]) -> N
             )
 
 
-def _check_weights(variants: Sequence[Variant], locations: Locations) -> None:
+def _check_weights(variants: Sequence[Variant]) -> None:
     """Check that trained weights fit their tasks; log how they are used.
 
     Raises:
         UserError: weights do not fit, or they need images of another size or other classes than the other weights, or a
             test has too many items.
     """
-    pairs = {repr((variant.task, variant.model)): (variant.task, variant.model) for variant in variants}
+    different = {repr((variant.task, variant.model)): variant for variant in variants}.values()
     lines: dict[str, None] = {}
-    for task, model in pairs.values():
-        task.check_located(locations)
-        lines[model.check_weights(task, locations)] = None
-        check_items(task, getattr(task, "test", 0))
+    for variant in different:
+        variant.task.check_located(variant.places)
+        lines[variant.model.check_weights(variant.task, variant.places)] = None
+        check_items(variant.task, getattr(variant.task, "test", 0))
     for line in filter(None, lines):
         log.warning("%s", line)
 
     needs: dict[str, set[str]] = {}
-    for task, model in pairs.values():
-        name = getattr(model, "weights", "")
-        if name in locations:
-            side, channels = getattr(task, "canvas", "?"), getattr(model, "in_chans", "?")
-            need = f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes"
+    files: dict[str, Path] = {}
+    for variant in different:
+        name = getattr(variant.model, "weights", "")
+        if name in variant.places:
+            side, channels = getattr(variant.task, "canvas", "?"), getattr(variant.model, "in_chans", "?")
+            classes = variant.model.classes(variant.places)
+            need = f"{side} x {side} pixels of {channels} channels and {classes} classes"
             needs.setdefault(name, set()).add(need)
+            files[name] = variant.places[name]
     first = next(iter(needs), "")
     for name, sizes in needs.items():
         if sizes != needs[first]:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
-                got=f"{locations[first].name} for {min(needs[first])}, {locations[name].name} for {min(sizes)}",
+                got=f"{files[first].name} for {min(needs[first])}, {files[name].name} for {min(sizes)}",
                 next_step="run each file separately, or set one size for all with the task's parameter canvas",
             )

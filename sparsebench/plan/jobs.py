@@ -1,8 +1,9 @@
 """Jobs: the cells of a run with all data needed to run them, and with the cells that they start from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.models.base import Model
 from sparsebench.plan.contenders import Contender, closed_cost, draws_random
 from sparsebench.plugin.registry import PluginClass, Registry, ResolvedCell
-from sparsebench.records.record import Cell, Failure, Head, Origin, Part, Record, Status, Where
+from sparsebench.records.record import Cell, Failure, Origin, Part, Record, RecordSummary, Status, Where
 from sparsebench.records.table import setting_text
 from sparsebench.strategy.base import Kind, Strategy
 from sparsebench.strategy.budget import FULL
@@ -23,7 +24,7 @@ OVERHEAD = 1e9
 """The fixed cost of a cell, as the MACs that a core computes in the same time."""
 ANY_NETWORK = 1e8
 """The assumed MACs of an image if they are unknown before the network is built."""
-STEP = 3
+STEP_COST = 3
 """MACs of a training step on an image, as a multiple of those of its test."""
 
 
@@ -78,9 +79,9 @@ class Job(BaseModel):
         """A sort key: jobs begin in ascending order. Jobs with stored weights come first, along the chain of starts."""
         return not self.keep_weights, len(self.cell.inits) if self.keep_weights else 0
 
-    def is_answered_by(self, head: Head | Record) -> bool:
+    def is_answered_by(self, summary: RecordSummary | Record) -> bool:
         """Return whether a record of this cell has the same revision and was not skipped."""
-        return head.status != "skipped" and head.origin.identity == self.origin.identity
+        return summary.status != "skipped" and summary.origin.identity == self.origin.identity
 
     def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
         """Return a record with a failure."""
@@ -103,6 +104,7 @@ class Variant:
 
     Attributes:
         task, model: with all their parameters.
+        places: the places of files by their names in cells.
         cell: a template of the cells, without strategy, budget, n_train, repetition and init.
         contenders: the strategies with their budgets.
         n_train: the numbers of training samples.
@@ -113,6 +115,7 @@ class Variant:
 
     task: Task
     model: Model
+    places: Mapping[str, Path]
     cell: Cell
     contenders: tuple[Contender, ...]
     n_train: tuple[int, ...]
@@ -249,7 +252,7 @@ class JobMaker:
                 recipe = task.recipe()
                 in_all_epochs = cell.n_train * recipe.epochs
                 in_all_steps = (recipe.batch or cell.n_train) * recipe.steps
-                images += STEP * min(in_all_epochs, in_all_steps)
+                images += STEP_COST * min(in_all_epochs, in_all_steps)
             cost = closed_cost(task, model)
             macs = ANY_NETWORK if cost is None else cost.macs(cost.dense())
             self._costs[key] = OVERHEAD + images * macs

@@ -6,9 +6,9 @@ import glob
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -19,11 +19,11 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plan.request import Files
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Head
+from sparsebench.records.record import RecordSummary
 from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources import Pixels
-from sparsebench.tasks.sources.composites import LOCATED, locate_official
+from sparsebench.tasks.sources.composites import FOLDER, LOCATED, locate_official
 from sparsebench.tasks.sources.files import fingerprint_of
 from sparsebench.tasks.sources.known import OFFICIAL
 
@@ -36,65 +36,110 @@ CONVERT = (
 )
 
 
-def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
-    """Return the parameters of a task that name the user's pictures, one dictionary for each set of images.
+Names = Mapping[str, str]
+"""The parameters of a task that name pictures, with the names."""
 
-    Files are read once only. A folder for a task that only tests needs no training pictures, and its name does not
-    depend on them.
 
-    Raises:
-        UserError: pictures are missing or damaged, or there are several sets although the task trains.
+@dataclass(frozen=True)
+class Located:
+    """The user's files on this machine, with their names in cells.
+
+    Attributes:
+        files: the files as the user gave them.
+        pictures: for each task, the names of its pictures: one mapping for each set of images.
+        weights: the names of the weight files.
+        places: the places of all these files by name. Sets that come with a library have none.
     """
-    takes = [key for key in LOCATED if key in task.model_fields]
-    sets = files.images if "images" in takes else ()
-    if len(sets) > 1 and task.trains:
-        raise UserError(
-            "--images: tasks that train take one set of pictures",
-            got=f"{len(sets)} sets",
-            next_step="run each set separately, or choose a task that only tests with --task",
-        )
-    specs = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
-    names = {key: _name_of(files, key, spec) for key, spec in specs.items()}
-    images = dict.fromkeys(_name_of(files, "images", spec, not task.trains) for spec in sets)
-    return [{"images": name} | names for name in images] or [names]
+
+    files: Files = field(default_factory=Files)
+    pictures: Mapping[str, Sequence[Names]] = field(default_factory=dict)
+    weights: tuple[str, ...] = ()
+    places: Mapping[str, Path] = field(default_factory=dict)
+
+    def sets(self, task: type[Task]) -> Sequence[Names]:
+        """Return the names of a task's pictures, one mapping for each set of images."""
+        return self.pictures.get(task.name, [{}])
 
 
-def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
-    """Return the name of pictures in cells. They are located once only."""
-    if (parameter, tested, spec) not in files.pictures:
-        if not tested:
-            name, place = LOCATED[parameter](spec, files.data_root, files.download, files.skip_bad)
-        else:
-            name, place = folder.locate(spec, files.skip_bad)
-        files.pictures[parameter, tested, spec] = name
-        if place is not None:
-            files.places[name] = place
-    return files.pictures[parameter, tested, spec]
-
-
-def networks_of(files: Files) -> list[str]:
-    """Return the names of the user's weight files in cells. The files are read once only.
+def locate(files: Files, tasks: Iterable[type[Task]]) -> Located:
+    """Locate the user's files for tasks. Each file is read once only. Files that no task takes are not read.
 
     Raises:
-        UserError: weights are missing or damaged.
+        UserError: a file is missing or damaged, or there are several sets of pictures although a task trains.
     """
     if files.weights_key and not files.weights:
         raise UserError("--weights-key needs a weight file", next_step="give --weights, or leave --weights-key out")
-    if files.weights and not any(name.startswith("weights-") for name in files.places):
-        files.places.update(locate_all(files.weights, files.weights_key or ""))
-    return [name for name in files.places if name.startswith("weights-")]
+    pictures: dict[str, Sequence[Names]] = {}
+    finder = _PictureFinder(files)
+    takes_images = False
+    for task in tasks:
+        pictures[task.name] = finder.sets_of(task)
+        takes_images = takes_images or task.inputs == "images"
+    weights: dict[str, Path] = {}
+    if files.weights and takes_images:
+        weights = locate_weights(files.weights, files.weights_key or "")
+    return Located(files, pictures, tuple(weights), finder.places | weights)
 
 
-def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
-    """Return the places of all files of jobs: those that the user gave, and official sets that suites name.
+class _PictureFinder:
+    """Finds the user's pictures, each once only.
+
+    Attributes:
+        places: the places of the pictures by their names in cells.
+    """
+
+    def __init__(self, files: Files):
+        self.files = files
+        self.places: dict[str, Path] = {}
+        self._names: dict[tuple[str, str, bool], str] = {}
+
+    def sets_of(self, task: type[Task]) -> list[Names]:
+        """Return the names of a task's pictures; see `Located.sets`."""
+        takes = [key for key in LOCATED if key in task.model_fields]
+        sets = self.files.images if "images" in takes else ()
+        if len(sets) > 1 and task.trains:
+            raise UserError(
+                "--images: tasks that train take one set of pictures",
+                got=f"{len(sets)} sets",
+                next_step="run each set separately, or choose a task that only tests with --task",
+            )
+        others: dict[str, str] = {}
+        for key in takes:
+            spec = getattr(self.files, key)
+            if key != "images" and spec is not None:
+                others[key] = self._name(key, spec, only_tested=False)
+        images = dict.fromkeys(self._name("images", spec, only_tested=not task.trains) for spec in sets)
+        return [{"images": name, **others} for name in images] or [others]
+
+    def _name(self, parameter: str, spec: str, only_tested: bool) -> str:
+        """Return the name of pictures in cells.
+
+        A folder for a task that only tests needs no training pictures, and its name does not depend on them.
+        """
+        key = parameter, spec, only_tested
+        if key not in self._names:
+            files = self.files
+            place: Path | None
+            if only_tested:
+                name, place = folder.locate(spec, files.skip_bad)
+            else:
+                name, place = LOCATED[parameter](spec, files.data_root, files.download, files.skip_bad)
+            self._names[key] = name
+            if place is not None:
+                self.places[name] = place
+        return self._names[key]
+
+
+def official_places(files: Files, jobs: Sequence[Job], places: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the places of the official sets that jobs need and that are not among `places`.
 
     Raises:
         UserError: an official set is missing.
     """
     names = {job.cell.task.params.get(key) for job in jobs for key in LOCATED}
-    missing = sorted(name for name in OFFICIAL & names if name not in files.places)
+    missing = sorted(name for name in OFFICIAL & names if name not in places)
     official = (locate_official(name, files.data_root, files.download) for name in missing)
-    return files.places | {name: place for name, place in official if place is not None}
+    return {name: place for name, place in official if place is not None}
 
 
 def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[Pixels]:
@@ -117,12 +162,12 @@ class Networks:
 
     Attributes:
         out: the run's folder.
-        heads: the heads of its records by cell id.
+        summaries: the summaries of its records by cell id.
         folder: the folder of --networks, or None.
     """
 
     out: Path
-    heads: Mapping[str, Head]
+    summaries: Mapping[str, RecordSummary]
     folder: Path | None = None
 
     def check(self, trainings: Collection[str]) -> None:
@@ -141,15 +186,15 @@ class Networks:
         Raises:
             UserError: they are not in the run's folder, and differ from the hash in their record.
         """
-        return _has_weights(self.out, cell_id, self.heads) or self.elsewhere(cell_id) is not None
+        return _has_weights(self.out, cell_id, self.summaries) or self.elsewhere(cell_id) is not None
 
     def elsewhere(self, cell_id: str) -> Path | None:
         """Return the file of a cell's weights outside the run's folder, or None; see `has`."""
-        for root, heads in self._other_networks.items():
+        for root, summaries in self._other_networks.items():
             path = store.weights_path(root, cell_id)
-            if cell_id not in heads or not path.exists():
+            if cell_id not in summaries or not path.exists():
                 continue
-            if not _has_weights(root, cell_id, heads):
+            if not _has_weights(root, cell_id, summaries):
                 raise UserError(
                     f"{path} is not the trained network: its content differs from the hash in its record",
                     next_step="fetch the folder again, or reinstall sparsebench if the folder is part of it",
@@ -159,23 +204,23 @@ class Networks:
 
     def places(self, cells: Collection[str]) -> dict[str, Path]:
         """Return the weight files outside the run's folder, by cell id. Cells with weights in it are left out."""
-        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.heads)}
+        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.summaries)}
         return {c: path for c, path in paths.items() if path is not None}
 
     @cached_property
-    def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
+    def _other_networks(self) -> dict[Path, Mapping[str, RecordSummary]]:
         shipped = Path(str(resources.files(__package__))) / "suites" / "networks"
         folders = [self.folder, shipped] if self.folder is not None else [shipped]
-        return {folder: store.heads(folder) for folder in folders}
+        return {folder: store.summaries(folder) for folder in folders}
 
 
-def _has_weights(out: Path, cell_id: str, heads: Mapping[str, Head]) -> bool:
+def _has_weights(out: Path, cell_id: str, summaries: Mapping[str, RecordSummary]) -> bool:
     """Return whether a folder has a cell's weights with the hash in the cell's record."""
-    expected = heads[cell_id].notes.get("weights") if cell_id in heads else None
+    expected = summaries[cell_id].notes.get("weights") if cell_id in summaries else None
     return expected is not None and expected == content_hash(store.weights_path(out, cell_id))
 
 
-def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
+def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
     """Return the user's weight files by their names in cells; see `files_of`.
 
     Files with the same weights are one network, with the name of the first. Conversions and choices are logged.
@@ -250,17 +295,18 @@ def files_of(specs: Sequence[Path]) -> list[Path]:
     return files
 
 
-def file_names(located: Mapping[str, Path]) -> dict[str, str]:
-    """Return readable names of located weight files and picture folders, by their names in cells.
+def file_names(located: Located) -> dict[str, str]:
+    """Return readable names of weight files and of folders of pictures with classes, by their names in cells.
 
     If weight files have equal names, the names of all are extended by as many parent folders as make them different.
     """
-    parts = {name: path.absolute().parts for name, path in located.items() if name.startswith("weights-")}
-    length, most = 1, max(map(len, parts.values()), default=0)
-    while length < most and len({part[-length:] for part in parts.values()}) < len(parts):
+    parts = {name: located.places[name].absolute().parts for name in located.weights}
+    length, longest = 1, max(map(len, parts.values()), default=0)
+    while length < longest and len({part[-length:] for part in parts.values()}) < len(parts):
         length += 1
-    folders = {name: path.absolute() for name, path in located.items() if name.startswith("folder-")}
-    roots = {name: path.parent if path.name in folder.SPLITS else path for name, path in folders.items()}
-    return {name: as_utf8("/".join(part[-length:])) for name, part in parts.items()} | {
-        name: as_utf8(path.name) for name, path in roots.items()
-    }
+    names = {name: "/".join(part[-length:]) for name, part in parts.items()}
+    for name, path in located.places.items():
+        if name.partition("-")[0] == FOLDER:
+            path = path.absolute()
+            names[name] = path.parent.name if path.name in folder.SPLITS else path.name
+    return {name: as_utf8(text) for name, text in names.items()}

@@ -1,35 +1,23 @@
-"""The input of a run: suites, which are TOML files that list cells, and options."""
+"""The input of a run: the requested cells, the user's files, and how cells are run. Each option is defined once."""
 
-import itertools
 import math
 import re
 import sys
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
-from importlib import resources
-from importlib.resources.abc import Traversable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-import pydantic
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveInt,
-    PrivateAttr,
     ValidationError,
 )
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from sparsebench.errors import UserError, reason_of, unknown
-from sparsebench.records import store
-from sparsebench.records.record import Precision, Track, Where
-from sparsebench.strategy.budget import Budget
+from sparsebench.errors import UserError, unknown
+from sparsebench.records.record import Precision, Where
 
 TIMEOUT = 6 * 3600.0
 """The default time limit of a cell in seconds: many times that of any cell of the shipped suites, but a strategy that
@@ -54,179 +42,6 @@ _BYTES = {
     "g": GIB,
     "t": 2**40,
 }
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SuiteTask(_Model):
-    """One task of a suite with its model.
-
-    Attributes:
-        params, model_params: parameters of task and model; others have their defaults.
-        sweep, model_sweep: parameters with several values each; all combinations are run.
-        n_train: numbers of training samples; 0 for a task that only tests.
-        seeds: the number of repetitions, in place of the suite's.
-        budgets: budgets in place of the suite's; the blocks are the suite's.
-        strategies: strategies as NAME[:PARAM=V,V...], in place of the suite's baselines.
-        track: see `record.Track`. The tracks "frozen" and "tuned" start from trained networks.
-        network: the suite whose task of the same name trains these networks, with its own parameters, model and
-            n_train. This task's parameters change them for the test or the fine-tuning. Its n_train is the number of
-            images to fine-tune on, or for "frozen" the number of images that a strategy may fit on. "" on the track
-            "frozen": the user gives trained weights of the model.
-        gpu_precision: the precision of tests on a GPU, see `record.Cell`; on a CPU it is float32.
-        figure: the figure of a paper that uses these cells, so that they can be run separately.
-    """
-
-    name: str
-    params: dict[str, Any] = {}
-    sweep: dict[str, tuple[Any, ...]] = {}
-    model: str | None = None
-    model_params: dict[str, Any] = {}
-    model_sweep: dict[str, tuple[Any, ...]] = {}
-    n_train: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    seeds: PositiveInt | None = None
-    budgets: tuple[Budget, ...] = ()
-    strategies: tuple[str, ...] | None = None
-    where: Where = "both"
-    track: Track = "scratch"
-    network: str = ""
-    gpu_precision: Precision = "float32"
-    figure: str = ""
-    _training: "SuiteTask | None" = PrivateAttr(None)
-
-    @pydantic.model_validator(mode="after")
-    def _has_a_network(self) -> Self:
-        """Check that `network` is given where the track needs it, and that no model is given beside it."""
-        if self.track == "scratch" and self.network:
-            raise ValueError("track scratch has no network")
-        if self.track == "tuned" and not self.network:
-            raise ValueError("track tuned needs network, a suite that trains")
-        if self.network and (self.model or self.model_params or self.model_sweep):
-            raise ValueError(f"the model of track {self.track} is its network's; leave model out")
-        return self
-
-    @property
-    def training(self) -> "SuiteTask | None":
-        """The task of the suite `network` that trains the networks; None without a network. `load` finds it."""
-        return self._training
-
-    @property
-    def tests_weights(self) -> bool:
-        """Whether it tests trained weights that the user gives."""
-        return self.track == "frozen" and not self.network
-
-
-def combinations(fixed: dict[str, Any], swept: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Yield the fixed parameters with each combination of the values of swept parameters."""
-    for values in itertools.product(*swept.values()):
-        yield fixed | dict(zip(swept, values, strict=True))
-
-
-class Suite(_Model):
-    """A named, versioned list of tasks, with baselines that are always run.
-
-    Attributes:
-        keep_weights: whether trained networks are stored, so that other suites can start from them.
-        own_pictures: whether users must give the pictures of its tasks.
-        main_task: the task whose accuracy comes first on boards; "" for the first task.
-        sample_complexity: the metric that tells whether a training succeeded, from which sample complexity is computed;
-            "" for none.
-    """
-
-    name: str
-    version: int
-    title: str
-    baselines: tuple[str, ...]
-    seeds: PositiveInt
-    budget: Budget
-    keep_weights: bool = False
-    own_pictures: bool = False
-    main_task: str = ""
-    sample_complexity: str = ""
-    task: tuple[SuiteTask, ...] = Field(min_length=1)
-
-
-def names() -> list[str]:
-    """Return the names of the suites that come with sparsebench and with plugins."""
-    return sorted({*_suite_files(), *_from_plugins()})
-
-
-def _suite_files() -> dict[str, Path | Traversable]:
-    files = (resources.files(__package__) / "suites").iterdir()
-    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
-
-
-def _from_plugins() -> dict[str, Path | Traversable]:
-    from sparsebench.plugin.registry import Registry  # imported here, as it loads plugins
-
-    return Registry().suites()
-
-
-def text(name: str) -> str:
-    """Return the TOML text of a suite, by name or by the path of a .toml file."""
-    if name.endswith(".toml"):
-        try:
-            return Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"suite file {name} cannot be read: {error.strerror}") from error
-    files = _suite_files()
-    if name not in files:
-        files |= _from_plugins()
-    if name not in files:
-        raise unknown("suite", name, files)
-    return files[name].read_text(encoding="utf-8")
-
-
-def load(name: str) -> Suite:
-    """Return a suite, by name or by the path of a .toml file, with the trainings of its networks.
-
-    Raises:
-        UserError: the suite does not exist, or has an unknown key or an invalid value, or so does the suite that trains
-            its networks.
-    """
-    suite = _read(name)
-    for entry in suite.task:
-        if entry.network:
-            entry._training = _training_of(entry)
-    return suite
-
-
-def _read(name: str) -> Suite:
-    """Return a suite without the trainings of its networks.
-
-    Raises:
-        UserError: the suite does not exist, or has an unknown key or an invalid value.
-    """
-    try:
-        return Suite.model_validate(tomllib.loads(text(name)))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"suite '{name}' is not valid TOML: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        *parts, key = map(str, first["loc"])
-        if first["type"] == "extra_forbidden":
-            kind = Budget if {"budget", "budgets"} & {*parts} else SuiteTask if parts else Suite
-            raise unknown(f"key in suite '{name}'", ".".join([*parts, key]), kind.model_fields) from error
-        got = None if first["type"] == "missing" else first["input"]  # of a missing key, the input is the whole table
-        raise UserError(f"suite '{name}': {reason_of(error)}", got=got) from error
-
-
-def _training_of(entry: SuiteTask) -> SuiteTask:
-    """Return the task of the suite `entry.network` that trains the networks of an entry.
-
-    Raises:
-        UserError: the suite has no such task, or the task is not a single training.
-    """
-    tasks = [task for task in _read(entry.network).task if task.name == entry.name]
-    if len(tasks) != 1 or tasks[0].network or tasks[0].sweep or tasks[0].model_sweep or len(tasks[0].n_train) > 1:
-        raise UserError(
-            f"suite '{entry.network}' must have one training of task '{entry.name}'",
-            next_step="list the task once, with one value for each parameter and one n_train",
-        )
-    return tasks[0]
-
 
 Rerun = Literal["missing", "failed", "always"]
 PrecisionChoice = Literal["auto", Precision]
@@ -295,13 +110,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Files:
-    """The user's pictures and trained weights. None uses those of the suite.
-
-    Attributes:
-        places: the places of located files, by their names in cells; see `locate`.
-        pictures: the names of located pictures in cells, by parameter, whether the task only tests, and the user's
-            text.
-    """
+    """The user's pictures and trained weights, see `locate.locate`. None uses those of the suite."""
 
     images: Several[str] = option(
         (),
@@ -329,8 +138,6 @@ class Files:
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",
         title="DIR",
     )
-    places: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
-    pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 def _number(option: str, value: float | str, units: dict[str, int], allowed: str) -> float:
@@ -424,24 +231,3 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, Execution]:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{option_of(str(first['loc'][0]))}: {first['msg']}", got=repr(first["input"])) from error
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The setting of a run, which all its cells have in common.
-
-    Attributes:
-        out: the run's folder.
-        device: "cpu", "cuda" or "cuda:i".
-        locations: the places of pictures by name, and of trained weights outside the run's folder by cell id.
-        execution: how cells are run.
-    """
-
-    out: Path
-    device: str
-    locations: Mapping[str, Path] = field(default_factory=dict)
-    execution: Execution = Execution()
-
-    def weights(self, cell_id: str) -> Path:
-        """Return the file of a cell's trained weights."""
-        return self.locations.get(cell_id) or store.weights_path(self.out, cell_id)

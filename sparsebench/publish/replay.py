@@ -28,9 +28,10 @@ import numpy as np
 from sparsebench import seeds
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan import plan as planner
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job, JobMaker, plugins_of
-from sparsebench.plan.locate import Networks, files_of, networks_of, pictures_for, places_of
-from sparsebench.plan.plan import Expected, Plan
+from sparsebench.plan.locate import Located, Networks, files_of, locate, official_places
+from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Execution, Files
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
@@ -51,7 +52,7 @@ from sparsebench.records import manifests, store
 from sparsebench.records.record import Cell, Origin, Record, canonical
 from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
-from sparsebench.runner.process import PREFIX
+from sparsebench.runner.process import launched_by
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
 from sparsebench.tasks.sources.composites import LOCATED
@@ -230,15 +231,17 @@ def _run(
         ids = {record.cell_id for record in records}
         starts = planner.prerequisites(ids, list(jobs.values()), lambda first: not networks.has(first))
         queue = sorted((job for cell_id, job in jobs.items() if cell_id in ids | starts), key=lambda job: job.order)
-        _locate([job.cell for job in queue], registry, files, manifest.plugin)
-        places = places_of(files, queue) | networks.places({job.after for job in queue} - {""})
+        located = _locate([job.cell for job in queue], registry, files, manifest.plugin)
+        places = dict(located.places) | official_places(files, queue, located.places)
+        places |= networks.places({job.after for job in queue} - {""})
         plan = Plan(
             jobs=queue,
             todo=queue,
+            located=located,
             locations=places,
             whole=queue,
-            heads={},
-            expected=Expected(queue),
+            summaries={},
+            forecast=Forecast(queue),
             request=None,
             device=runs.device_of(options),
         )
@@ -246,7 +249,7 @@ def _run(
         return dict(store.read(Path(out)))
 
 
-def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Origin) -> None:
+def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Origin) -> Located:
     """Locate the files of the cells on this machine.
 
     The submission's file is not imported here. A task in it is given the pictures that tasks of sparsebench can have.
@@ -254,20 +257,20 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Ori
     Raises:
         UserError: if pictures or weights are missing that cells identify by content.
     """
-    networks_of(files)
     own = {"composite" if cell.n_train else "folder" for cell in cells if is_own(cell, plugin)}
-    for task in sorted(own | {cell.task.name for cell in cells if not is_own(cell, plugin)}):
-        pictures_for(registry.task(task), files)
+    names = own | {cell.task.name for cell in cells if not is_own(cell, plugin)}
+    located = locate(files, [registry.task(name) for name in sorted(names)])
     for cell in cells:
         parts = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
         for key, name in parts.items():
-            if isinstance(name, str) and _BY_CONTENT.search(name) and name not in files.places:
-                names = sorted(place for place in files.places if place.partition("-")[0] == name.partition("-")[0])
+            if isinstance(name, str) and _BY_CONTENT.search(name) and name not in located.places:
+                others = sorted(place for place in located.places if place.partition("-")[0] == name.partition("-")[0])
                 raise UserError(
                     f"cell {cell.id} was run with {plain(name, 60)}",
-                    got=", ".join(names) or "no such file or folder",
+                    got=", ".join(others) or "no such file or folder",
                     next_step=f"give the file or folder of the run with --{key.replace('_', '-')}",
                 )
+    return located
 
 
 def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
@@ -447,12 +450,11 @@ def enclose(readable: Iterable[Path] = ()) -> Iterator[None]:
             del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="sparsebench-") as folder:
         room = Path(folder).resolve()
-        PREFIX[:] = _sandbox(readable, room) if has_sandbox() else no_network()
         os.environ["TMPDIR"] = tempfile.tempdir = str(room)
         try:
-            yield
+            with launched_by(_sandbox(readable, room) if has_sandbox() else no_network()):
+                yield
         finally:
-            PREFIX.clear()
             tempfile.tempdir = place
             os.environ.pop("TMPDIR")
             os.environ.update(before)

@@ -35,7 +35,7 @@ from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
 from sparsebench.plan.coverage import missing_cells
-from sparsebench.plan.request import load, names
+from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST

@@ -1,6 +1,7 @@
 """Files stored beside the records: descriptions of strategies, suites, metrics, machines and the user's files.
 
 Each description is a file of its own, named after the hash of its content. Records can be read without them.
+The functions take an open store, or the path of a run's folder, which they open for one question.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pydantic import AliasChoices, Field
 
 from sparsebench.errors import plain
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.records import store
 from sparsebench.records.record import Cell, Value, digest
+from sparsebench.records.store import Store
 from sparsebench.strategy.base import Kind, Site
 
 STRATEGIES, SUITES, METRICS, ENVIRONMENTS = "strategies", "suites", "metrics", "environments"
@@ -86,47 +87,48 @@ def setting_of(cell: Cell) -> str:
     return digest(cell.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"}))
 
 
-def strategies(out: Path) -> dict[tuple[str, str], StrategyEntry]:
+def strategies(folder: Path | Store) -> dict[tuple[str, str], StrategyEntry]:
     """Return the descriptions of the strategies in a run's folder, by name and revision."""
     values = sorted(
-        store.values(out, STRATEGIES, StrategyEntry).values(), key=lambda value: (value.how != "", value.file)
+        Store.open(folder).values(STRATEGIES, StrategyEntry).values(), key=lambda value: (value.how != "", value.file)
     )
     return {(strategy.name, strategy.revision): strategy for strategy in values}
 
 
-def suites(out: Path) -> list[SuiteEntry]:
+def suites(folder: Path | Store) -> list[SuiteEntry]:
     """Return the suites of a run's folder, sorted by name and version."""
-    values = store.values(out, SUITES, SuiteEntry).values()
+    values = Store.open(folder).values(SUITES, SuiteEntry).values()
     return sorted(values, key=lambda suite: (suite.name, suite.version, suite.settings))
 
 
-def file_names(out: Path) -> dict[str, str]:
+def file_names(folder: Path | Store) -> dict[str, str]:
     """Return the user's names of files, by the names in cells.
 
     If a file has several names, the longest is used. If two files have the same name, the name in cells is appended.
     """
-    values = sorted(store.values(out, FILES, FileEntry).values(), key=lambda value: (len(value.file), value.file))
+    entries = Store.open(folder).values(FILES, FileEntry).values()
+    values = sorted(entries, key=lambda value: (len(value.file), value.file))
     names = {plain(value.name): plain(value.file) for value in values if value.file}
     count = Counter(names.values())
     return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in names.items()}
 
 
-def omissions(out: Path) -> list[tuple[str, str]]:
+def omissions(folder: Path | Store) -> list[tuple[str, str]]:
     """Return pairs: the name of a folder of pictures in cells, and one line about the files that were left out."""
-    values = store.values(out, FILES, FileEntry).values()
+    values = Store.open(folder).values(FILES, FileEntry).values()
     return sorted((plain(value.name), plain(value.left_out, 1000)) for value in values if value.left_out)
 
 
-def environments(out: Path, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
+def environments(folder: Path | Store, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the descriptions of machines and their libraries with the given hashes, by hash."""
-    values = store.values(out, ENVIRONMENTS, dict[str, Any])
+    values = Store.open(folder).values(ENVIRONMENTS, dict[str, Any])
     machines = {name: values[f"{name}.json"] for name in hashes if f"{name}.json" in values}
     return {name: {plain(key): plain(x) for key, x in sorted(about.items())} for name, about in machines.items()}
 
 
-def metrics(out: Path) -> tuple[MetricKind, ...]:
+def metrics(folder: Path | Store) -> tuple[MetricKind, ...]:
     """Return the metrics that tasks declare, as stored in a run's folder, sorted by name."""
-    kinds = {kind.name: kind for kind in store.values(out, METRICS, MetricKind).values()}
+    kinds = {kind.name: kind for kind in Store.open(folder).values(METRICS, MetricKind).values()}
     return tuple(
         replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))
         for _, kind in sorted(kinds.items())

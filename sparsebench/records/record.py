@@ -288,7 +288,7 @@ class ScheduleChoice(Value):
         return self.candidates[self.chosen].name
 
 
-class Head(NamedTuple):
+class RecordSummary(NamedTuple):
     """The fields of an existing record that a run needs. `setting` describes its test, see `table.setting_text`."""
 
     cell_id: str

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sparsebench import __version__, files
 from sparsebench.errors import plain
 from sparsebench.records.record import Origin, Value, canonical, digest
 from sparsebench.strategy.spec import label
+
+if TYPE_CHECKING:
+    from sparsebench.records.store import Store
 
 Group = Literal["required", "recommended", "informative"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -162,11 +165,11 @@ def write(report: Report, out: Path) -> None:
     files.write_whole(path, (canonical(report.model_dump(mode="json")) + "\n").encode())
 
 
-def read(out: Path) -> list[Report]:
+def read(folder: Path | Store) -> list[Report]:
     """Return the reports of a results folder; unreadable ones are left out with a warning."""
-    from sparsebench.records import store  # imports numpy, which the command line avoids
+    from sparsebench.records.store import Store  # imports numpy, which the command line avoids
 
-    return list(store.values(out, "checks", Report).values())
+    return list(Store.open(folder).values("checks", Report).values())
 
 
 def badge_of(reports: Iterable[Report], label: str, revision: str) -> tuple[str, str]:

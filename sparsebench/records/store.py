@@ -21,19 +21,19 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of
 from sparsebench.records import table
-from sparsebench.records.record import Head, Record, VersionError, canonical, digest
+from sparsebench.records.record import Record, RecordSummary, VersionError, canonical, digest
 from sparsebench.records.table import ALL, Columns
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 SIDECARS = ("environments", "checks", "strategies", "suites", "metrics", "files")
 """Folders of sidecars: .json files that describe records, each named after the hash of its content."""
-
+INDEX = frozenset({*table.SUMMARY, "strategy", "kind"})
+"""The columns that an open store keeps in memory."""
 
 SEGMENT = re.compile(r"-(?P<host>[\w-]*)-(?P<pid>\d+)-[0-9a-f]+\.jsonl$")
 """Matches the end of a segment's name, which names its writer. Early versions named no writer."""
-QUIET = 7 * 24 * 3600.0
+DEAD_WRITER_AFTER = 7 * 24 * 3600.0
 """Seconds without a new record after which the writer of another machine's segment counts as dead."""
 
 
@@ -168,58 +169,174 @@ def _sync_folder(path: Path) -> None:
             os.close(folder)
 
 
+class _SealedFile(NamedTuple):
+    """What an open store keeps of a sealed file.
+
+    Attributes:
+        state: time, size and number of the file when it was read. Another state means another file.
+        index: the columns INDEX of its rows.
+        sidecars: the texts of its sidecars by file name.
+    """
+
+    state: tuple[int, int, int]
+    index: pa.Table
+    sidecars: Mapping[str, str]
+
+
+class Store:
+    """An open store: the records of a run's folder with their sidecars.
+
+    Summaries and sidecars are read at the first question about them, and are the same until `refresh`. Each sealed file
+    is opened once for both. Each call of `rows` or `records` opens it again: their columns may take much memory, and
+    are not kept.
+
+    Attributes:
+        path: the run's folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._sealed: dict[Path, _SealedFile] = {}
+        self._index: pa.Table | None = None
+        self._sidecars: Mapping[str, str] | None = None
+
+    @classmethod
+    def open(cls, folder: Path | Store) -> Store:
+        """Return the store of a folder; an open store is returned as it is."""
+        return folder if isinstance(folder, Store) else cls(folder)
+
+    def refresh(self) -> None:
+        """Look at the folder again at the next question. Sealed files that did not change are not opened again."""
+        self._index = self._sidecars = None
+
+    def index(self, *, counted: bool = True) -> pa.Table:
+        """Return the columns INDEX of the records that count, or of all records."""
+        if self._index is None:
+            self._index = self._join(lambda name: name in INDEX, lambda path: self._read_sealed(path).index)
+        return counting(self._index) if counted else self._index
+
+    def summaries(self) -> dict[str, RecordSummary]:
+        """Return the summaries of the records that count, by cell id."""
+        return {summary.cell_id: summary for summary in table.summaries_of(self.index())}
+
+    def newest(self) -> dict[str, str]:
+        """Return when the newest record of each cell began, by cell id, whether it counts or not."""
+        index = self.index(counted=False)
+        started: dict[str, str] = {}
+        for cell_id, begin in zip(index["cell_id"].to_pylist(), index["started"].to_pylist(), strict=True):
+            started[cell_id] = max(begin, started.get(cell_id, ""))
+        return started
+
+    def records(self, *, needed: bool = False) -> dict[str, Record]:
+        """Return the records that count now, by cell id; see `rows`. This takes many times longer than `summaries`."""
+        records = map(table.record_of, table.rows_of(self.rows(needed=needed)))
+        return {record.cell_id: record for record in records}
+
+    def rows(self, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:
+        """Return the records that the folder has now as a table; see `table`.
+
+        With `counted`, the table has only the records that count, see `counting`. Unreadable lines are left out with a
+        warning; their cells count as not run.
+
+        Raises:
+            UserError: if the folder has no records and they are `needed`, a record has an unsupported version, or a
+                sealed file is damaged.
+        """
+
+        def is_read(name: str) -> bool:
+            return name in table.CLAIM or columns(name)
+
+        records = self._join(is_read, lambda path: table.read(path, is_read))
+        if needed and not len(records):
+            below = folders_below(self.path)
+            next_step = "run `sparsebench run --out` with this folder first"
+            if below:
+                first = plain(below[0])
+                next_step = f"name one of the {len(below)} folders below it that have records, such as {first}"
+            raise UserError(f"no records in {self.path}", next_step=next_step)
+        return counting(records) if counted else records
+
+    def sidecars(self, *folders: str) -> dict[str, str]:
+        """Return the sidecars of the given folders as texts, by file name, also those in sealed files.
+
+        If there are several texts of one name, the text in the folder counts, or otherwise the last in sorted order.
+        """
+        texts = sorted(self._texts().items())
+        return {name: text for name, text in texts if name.split("/")[0] in folders}
+
+    def values(self, folder: str, kind: type[T]) -> dict[str, T]:
+        """Return the sidecars of one folder as values of a type, by file name. Invalid values are left out."""
+        adapter, entries = TypeAdapter(kind), {}
+        for name, text in self.sidecars(folder).items():
+            try:
+                entries[name.removeprefix(f"{folder}/")] = adapter.validate_json(text)
+            except (ValueError, UserError) as error:
+                files.leave_out(Path(name), error)
+        return entries
+
+    def keep(self, folder: str, value: object) -> None:
+        """Write a value as a sidecar named after its hash, unless the folder or a sealed file has it already."""
+        name = f"{folder}/{digest(value)}.json"
+        path = self.path / name
+        if not path.exists() and name not in self._texts():
+            files.write_whole(path, canonical(value).encode())
+
+    def _texts(self) -> Mapping[str, str]:
+        """Return all sidecars as texts, by file name."""
+        if self._sidecars is None:
+            loose = _loose_texts(self.path, SIDECARS)  # before sealed files: what is sealed meanwhile is not missed
+            sealed = [self._read_sealed(path).sidecars for path in sealed_files(self.path)]
+            self._sidecars = dict(sorted(item for texts in sealed for item in texts.items())) | loose
+        return self._sidecars
+
+    def _read_sealed(self, path: Path) -> _SealedFile:
+        """Return what is kept of a sealed file. The file is opened only if it is new."""
+        known = self._sealed.get(path)
+        try:
+            about = path.stat()
+            state = about.st_mtime_ns, about.st_size, about.st_ino
+        except OSError:  # reading it says why
+            state = 0, 0, 0
+        if known is None or known.state != state:
+            index, texts = table.read_with_sidecars(path, lambda name: name in INDEX)
+            known = self._sealed[path] = _SealedFile(state, index, texts)
+        return known
+
+    def _join(self, columns: Columns, read_sealed: Callable[[Path], pa.Table]) -> pa.Table:
+        """Return the rows of all segments and sealed files.
+
+        Segments are read before sealed files, so that a segment that is sealed in the meantime is not missed.
+        """
+        parts: list[pa.Table] = []
+        for path in segments(self.path):
+            try:
+                parts += _segment(path, columns)[0]
+            except OSError as error:
+                if path.exists():  # otherwise it was sealed in the meantime
+                    files.leave_out(path, error)
+        for path in sealed_files(self.path):
+            parts.append(read_sealed(path))
+        return table.join(parts or [table.table_of([]).select(list(filter(columns, table.KINDS)))])
+
+
 def read(out: Path, *, needed: bool = False) -> dict[str, Record]:
-    """Return the records of a run's folder that count, by cell id; see `rows`."""
-    records = map(table.record_of, table.rows_of(rows(out, needed=needed)))
-    return {record.cell_id: record for record in records}
+    """Return the records of a run's folder that count, by cell id; see `Store.records`."""
+    return Store(out).records(needed=needed)
 
 
-def heads(out: Path) -> dict[str, Head]:
-    """Return the heads of the same records, by cell id. This is many times faster than `read`, with far less memory."""
-    items = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
-    return {head.cell_id: head for head in items}
-
-
-def newest(out: Path) -> dict[str, str]:
-    """Return when the newest record of each cell began, by cell id, whether it counts or not."""
-    records = rows(out, lambda name: False, counted=False, needed=False)
-    started: dict[str, str] = {}
-    for cell_id, begin in zip(records["cell_id"].to_pylist(), records["started"].to_pylist(), strict=True):
-        started[cell_id] = max(begin, started.get(cell_id, ""))
-    return started
+def summaries(out: Path) -> dict[str, RecordSummary]:
+    """Return the summaries of the same records, by cell id. This is many times faster than `read`, in less memory."""
+    return Store(out).summaries()
 
 
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:
-    """Return the records of a run's folder as a table; see `table`.
+    """Return the records of a run's folder as a table; see `Store.rows`."""
+    return Store(out).rows(columns, counted=counted, needed=needed)
 
-    With `counted`, the table has only the records that count, see `counting`. Unreadable lines are left out with a
-    warning; their cells count as not run. Segments are read before sealed files, so that a segment that is sealed in
-    the meantime is not missed.
 
-    Raises:
-        UserError: if the folder has no records and they are `needed`, a record has an unsupported version, or a sealed
-            file is damaged.
-    """
-
-    def is_read(name: str) -> bool:
-        return name in table.CLAIM or columns(name)
-
-    parts: list[pa.Table] = []
-    for path in segments(out):
-        try:
-            parts += _segment(path, is_read)[0]
-        except OSError as error:
-            if path.exists():  # otherwise it was sealed in the meantime
-                files.leave_out(path, error)
-    parts += [table.read(path, is_read) for path in sealed_files(out)]
-    records = table.join(parts or [table.table_of([])])
-    if needed and not len(records):
-        below = folders_below(out)
-        next_step = "run `sparsebench run --out` with this folder first"
-        if below:
-            next_step = f"name one of the {len(below)} folders below it that have records, such as {plain(below[0])}"
-        raise UserError(f"no records in {out}", next_step=next_step)
-    return counting(records) if counted else records
+def sidecars(out: Path, *folders: str) -> dict[str, str]:
+    """Return the sidecars of a run's folder as texts, by file name; see `Store.sidecars`."""
+    return Store(out).sidecars(*folders)
 
 
 def folders_below(folder: Path) -> list[Path]:
@@ -345,12 +462,12 @@ def _may_be_written(path: Path, file: int) -> bool:
     """Lock a segment; return whether a process may still write to it, or seals it.
 
     On network file systems, locks may hold on one machine only or do nothing. So they decide only if the name of the
-    segment does not: the segment of another machine counts as written until it has been `QUIET`, and that of a process
-    of this machine until the process has ended.
+    segment does not: the segment of another machine counts as written until it has had no new record for
+    `DEAD_WRITER_AFTER`, and that of a process of this machine until the process has ended.
     """
     writer = SEGMENT.search(path.name)
     if writer is not None and writer["host"] != _host():
-        written = time.time() - os.fstat(file).st_mtime < QUIET
+        written = time.time() - os.fstat(file).st_mtime < DEAD_WRITER_AFTER
     else:
         pid = int(writer["pid"]) if writer is not None else os.getpid()
         written = pid != os.getpid() and process_exists(pid)
@@ -376,34 +493,6 @@ def _loose_texts(out: Path, folders: Iterable[str]) -> dict[str, str]:
     return texts
 
 
-def sidecars(out: Path, *folders: str) -> dict[str, str]:
-    """Return the sidecars of the given folders as texts, by file name, also those in sealed files.
-
-    If there are several texts of one name, the text in the folder counts, or otherwise the last in sorted order.
-    """
-    texts = dict(sorted(item for path in sealed_files(out) for item in table.sidecars(path).items()))
-    texts |= _loose_texts(out, folders)
-    return {name: text for name, text in sorted(texts.items()) if name.split("/")[0] in folders}
-
-
-def values(out: Path, folder: str, kind: type[T]) -> dict[str, T]:
-    """Return the sidecars of one folder as values of a type, by file name. Invalid values are left out."""
-    adapter, entries = TypeAdapter(kind), {}
-    for name, text in sidecars(out, folder).items():
-        try:
-            entries[name.removeprefix(f"{folder}/")] = adapter.validate_json(text)
-        except (ValueError, UserError) as error:
-            files.leave_out(Path(name), error)
-    return entries
-
-
-def keep(folder: Path, value: object) -> None:
-    """Write a value as a sidecar named after its hash, unless the folder or a sealed file has it already."""
-    path = folder / f"{digest(value)}.json"
-    if not path.exists() and f"{folder.name}/{path.name}" not in sidecars(folder.parent, folder.name):
-        files.write_whole(path, canonical(value).encode())
-
-
 def merge(stores: Sequence[Path], out: Path) -> int:
     """Write the union of stores to a new folder, and return its number of records.
 
@@ -416,7 +505,8 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} already exists and is not overwritten", next_step="give another -o")
-    records = counting(table.join([rows(folder, counted=False) for folder in stores]), each_source=True)
-    texts = (item for folder in stores for item in sidecars(folder, *SIDECARS).items())
+    several = [Store(folder) for folder in stores]
+    records = counting(table.join([store.rows(counted=False) for store in several]), each_source=True)
+    texts = (item for store in several for item in store.sidecars(*SIDECARS).items())
     table.write(out / "records" / "merged.parquet", records, dict(sorted(texts)))
     return len(records)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of, shortage
 from sparsebench.measure.metrics import kind_of
-from sparsebench.records.record import NETWORK, SCHEMA, Cell, Head, Origin, Record, canonical
+from sparsebench.records.record import NETWORK, SCHEMA, Cell, Origin, Record, RecordSummary, canonical
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,8 @@ CHECKSUM = "checksum"
 """The column with the CRC-32 of the record's line. It decides which of several equally new records counts."""
 CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
 """Columns that determine which of several records of a cell counts, see `store.counting`."""
-HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
-"""Columns from which a `Head` is made."""
+SUMMARY = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
+"""Columns from which a `RecordSummary` is made."""
 SAME = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
 ORIGIN = tuple(Origin.model_fields)
 """Columns that are fields of a record (SAME) and of its origin (ORIGIN)."""
@@ -257,11 +257,15 @@ def read(path: Path, columns: Columns = ALL) -> pa.Table:
     Raises:
         UserError: if the file is damaged or not a sealed file, or another version of sparsebench wrote it.
     """
+    with _open(path) as file:
+        return _read_columns(file, columns)
+
+
+def _read_columns(file: pq.ParquetFile, columns: Columns) -> pa.Table:
     import pyarrow as pa
 
-    with _open(path) as file:
-        rows = file.read(list(filter(columns, file.schema_arrow.names)))
-        rows.validate(full=True)  # the checksums of pages do not cover the headers with the numbers of values
+    rows = file.read(list(filter(columns, file.schema_arrow.names)))
+    rows.validate(full=True)  # the checksums of pages do not cover the headers with the numbers of values
     for name in filter(columns, sorted(ADDED)):
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(len(rows), _types()[name]))
@@ -303,20 +307,27 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
 
 def sidecars(path: Path) -> dict[str, str]:
     """Return the texts of the sidecars in a sealed file, by file name."""
-    with _open(path) as file:
-        texts: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
+    _, texts = read_with_sidecars(path, lambda name: False)
     return texts
+
+
+def read_with_sidecars(path: Path, columns: Columns) -> tuple[pa.Table, dict[str, str]]:
+    """Return what `read` and `sidecars` return, from one opening of the file."""
+    with _open(path) as file:
+        rows = _read_columns(file, columns)
+        texts: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
+    return rows, texts
 
 
 # Rows as records
 
 
-def heads_of(table: pa.Table) -> Iterator[Head]:
-    """Yield the heads of the rows of a table with the columns HEAD. Equal notes and origins share one object."""
+def summaries_of(table: pa.Table) -> Iterator[RecordSummary]:
+    """Yield the summaries of the rows of a table with the columns SUMMARY. Equal notes and origins share one object."""
     notes_of = lru_cache(maxsize=None)(lambda text: json.loads(text or "{}"))
     for row in rows_of(table):
         row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, ORIGIN))}
-        yield Head(**{name: row[name] for name in Head._fields})
+        yield RecordSummary(**{name: row[name] for name in RecordSummary._fields})
 
 
 @lru_cache(maxsize=1000)

@@ -1,4 +1,4 @@
-"""Devices: the number and places of workers, exclusive use of a device, and the environment that records have."""
+"""Devices: the number and places of workers, exclusive use of a device, and the machine that records have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparsebench.tasks.sources.cache import cores
 
 MOST_WORKERS = 16
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-LOOK = 0.2
+LOCK_INTERVAL = 0.2
 """Seconds between two attempts to lock a device."""
 PACKAGES = (
     "sparsebench",
@@ -36,7 +36,7 @@ PACKAGES = (
     "numba",
     "llvmlite",
 )
-SETTINGS = (
+NUMERIC_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
@@ -53,7 +53,7 @@ SETTINGS = (
     "NUMBA_DISABLE_JIT",
 )
 """Environment variables that change the libraries' results. Thread counts are left out: a cell has one thread."""
-NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
+NUMERIC_SETTINGS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
 """Numerical settings of every cell, independent of the machine's settings; see `run_cell.one_thread`."""
 
 
@@ -179,7 +179,7 @@ def _lock(name: str, on_wait: Callable[[], None], *, shared: bool = False) -> It
                 break
             except BlockingIOError:
                 on_wait()
-                time.sleep(LOOK)
+                time.sleep(LOCK_INTERVAL)
             except OSError as error:
                 step = "leave --exclusive out, or set TMPDIR to a folder whose file system has locks"
                 raise UserError(f"--exclusive cannot lock {path}: {error.strerror}", next_step=step) from error
@@ -190,10 +190,10 @@ def _lock(name: str, on_wait: Callable[[], None], *, shared: bool = False) -> It
 
 
 @lru_cache(maxsize=1)
-def environment() -> dict[str, str]:
+def machine() -> dict[str, str]:
     """Return the machine, the library versions and the numerical settings of this process's records.
 
-    Of SETTINGS only the variables that are set are included. This imports torch, but does not query a GPU.
+    Of NUMERIC_VARIABLES only the variables that are set are included. This imports torch, but does not query a GPU.
     """
     import torch
 
@@ -203,8 +203,8 @@ def environment() -> dict[str, str]:
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        **NUMBERS,
-        **{name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
+        **NUMERIC_SETTINGS,
+        **{name: os.environ[name] for name in NUMERIC_VARIABLES if os.environ.get(name)},
         **{name: metadata.version(name) for name in PACKAGES},
     }
 

@@ -9,27 +9,27 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any
 
 from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import GIB, Setting
+from sparsebench.plan.request import GIB
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Head, Record
+from sparsebench.records.record import Failure, Record, RecordSummary, Status
+from sparsebench.records.store import Store
 from sparsebench.runner.devices import first_of, places
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import (
-    START,
+    START_SECONDS,
     Message,
     OnBegin,
     Worker,
@@ -42,21 +42,19 @@ from sparsebench.runner.process import (
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.25
+CHECK_INTERVAL = 0.25
 """Seconds between two checks of a worker that sends no message, and of cells that other runs compute."""
-PATIENCE = 5.0
+EXIT_SECONDS = 5.0
 """Seconds that a worker has to exit after it closed its line."""
-TRIES = 3
+START_ATTEMPTS = 3
 """Number of workers in a row that may fail to start."""
-TOGETHER = 1000
+LARGEST_BATCH = 1000
 """Most cells in a batch for a worker on a GPU. The worker trains as many at a time as fit in memory."""
-KILLS = tuple(
+KILL_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )  # Windows lacks two of them
 """Signals that come from outside a cell's code, e.g. from the kernel if memory is short."""
-KILLED = "killed"
-"""The kind of a failure by one of these signals."""
-LOCKS = ".cells.lock"
+LOCK_FILE = ".cells.lock"
 """The lock file in a run's folder. Each cell is locked by one byte of it."""
 
 
@@ -67,18 +65,24 @@ class CellLocks:
     ends. If the file cannot be written, or the file system has no locks, each run computes all cells.
 
     Args:
-        out: the run's folder.
-        heads: the stored heads by cell id when the run was planned.
+        folder: the run's folder.
+        summaries: the stored summaries by cell id when the run was planned.
         on_done: called with the id of a cell that another run has finished since then.
     """
 
-    def __init__(self, out: Path, heads: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
-        self.out, self.heads, self.on_done = out, heads, on_done
-        self.now, self.sealed = heads, list[Path]()
+    def __init__(
+        self,
+        folder: Path | Store,
+        summaries: Mapping[str, RecordSummary],
+        on_done: Callable[[str], None] = lambda cell_id: None,
+    ):
+        self.opened, self.summaries, self.on_done = Store.open(folder), summaries, on_done
+        self.out = self.opened.path
+        self.now, self.sealed = summaries, list[Path]()
         self.ends, self.stored = dict[Path, int](), set[str]()  # what was read of other runs' segments
         self.file: int | None = None
         with suppress(OSError):
-            self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
+            self.file = os.open(self.out / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
 
     def begin(self, cell_id: str) -> bool:
         """Lock a cell; return False if another run computes it."""
@@ -108,9 +112,10 @@ class CellLocks:
                 self._read(path)
         sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
         if sealed != self.sealed or job.cell.id in self.stored:
-            self.sealed, self.now = sealed, store.heads(self.out)
-        head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
-        if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
+            self.opened.refresh()
+            self.sealed, self.now = sealed, self.opened.summaries()
+        summary, old = self.now.get(job.cell.id), self.summaries.get(job.cell.id)
+        if summary is None or not job.is_answered_by(summary) or (old is not None and old.started == summary.started):
             return False
         self.on_done(job.cell.id)
         return True
@@ -139,7 +144,7 @@ class Queue:
 
     Args:
         jobs: the jobs in the order in which they begin.
-        most: the largest batch of jobs that can be trained together. Other jobs are taken one by one.
+        largest_batch: the most jobs that are taken at once, if they can be trained together. Others are taken singly.
         locks: locks of cells. Jobs that another run computes come last, and are left out once that run has stored them.
         begin: called with the cells that begin and with progress; maybe in other threads.
     """
@@ -147,36 +152,43 @@ class Queue:
     def __init__(
         self,
         jobs: Sequence[Job],
-        most: int = 1,
+        largest_batch: int = 1,
         locks: CellLocks | None = None,
         begin: OnBegin = lambda cells, share: None,
     ):
-        self.most, self.locks, self.begin = most, locks, begin
+        self.largest_batch, self.locks, self.begin = largest_batch, locks, begin
         self.left = {job.cell.id: job for job in jobs}
-        self.open, self.elsewhere, self.closed = set(self.left), set[str](), False
+        self.without_record = set(self.left)
+        self.elsewhere: set[str] = set()
+        self.closed = False
         self.changed = threading.Condition()
 
     def take(self, wait: bool = True) -> list[Job] | None:
         """Return the next batch, or None if no job is left. Without `wait`, also None if no job may start yet."""
         with self.changed:
             while self.left and not self.closed:
-                if batch := self._next():
-                    if jobs := self._claim(batch):
-                        return jobs
-                elif wait:
-                    self.changed.wait(LOOK if self.elsewhere else None)
-                    self.elsewhere.clear()
-                else:
+                batch = self._next()
+                jobs = self._claim(batch)
+                if jobs:
+                    return jobs
+                if batch:  # other runs compute it, or have done it
+                    continue
+                if not wait:
                     return None
+                self.changed.wait(CHECK_INTERVAL if self.elsewhere else None)
+                self.elsewhere.clear()
             return None
 
     def _next(self) -> list[Job]:
         """Remove and return the next batch; it is empty if no job may start."""
-        left = self.left.items()
-        ready = (job for id_, job in left if job.after not in self.open and id_ not in self.elsewhere)
-        batch = list(islice(ready, 1))
-        if batch and batch[0].together:
-            batch += islice((job for job in ready if job.together and job.code == batch[0].code), self.most - 1)
+        batch: list[Job] = []
+        for cell_id, job in self.left.items():
+            if job.after in self.without_record or cell_id in self.elsewhere:
+                continue
+            if not batch or (job.together and job.code == batch[0].code):
+                batch.append(job)
+            if not batch[0].together or len(batch) == self.largest_batch:
+                break
         for job in batch:
             del self.left[job.cell.id]
         return batch
@@ -200,7 +212,7 @@ class Queue:
     def done(self, job: Job) -> None:
         """Note that a job has its record."""
         with self.changed:
-            self.open.discard(job.cell.id)
+            self.without_record.discard(job.cell.id)
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -232,7 +244,7 @@ def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-Engine = Callable[[Queue, Setting], Generator[Record, None, None]]
+Engine = Callable[[Queue, RunEnvironment], Generator[Record, None, None]]
 """Runs the jobs of a queue and yields each record as soon as it is complete.
 
 An engine calls `Queue.begin` for each job that begins and `Queue.done` for each job that has its record. Once the queue
@@ -241,21 +253,21 @@ run.
 """
 
 
-def in_process(registry: Registry, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+def in_process(registry: Registry, queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
     """Run one job after another in this process, with strategies of the registry; see `Engine`."""
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import one_thread, run_cells
 
-    setting = replace(setting, device=first_of(setting.device))
+    environment = replace(environment, device=first_of(environment.device))
     with one_thread():
-        context = Context(setting, begin=queue.begin)
+        context = Context(environment, begin=queue.begin)
         while batch := queue.take():
             for job, record in zip(batch, run_cells(batch, registry, context), strict=True):
                 yield record
                 queue.done(job)
 
 
-def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+def in_workers(workers: int, queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
     """Run jobs in worker processes of one thread each; see `Engine`.
 
     A cell that exceeds a limit, or whose worker dies, gets a record of status `timeout`, `oom` or `crashed`, and the
@@ -263,8 +275,8 @@ def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record
     """
     records: SimpleQueue[Record | None] = SimpleQueue()
     supervisors = [
-        Supervisor(setting, str(number), place, queue.begin)
-        for number, place in enumerate(places(setting.device, workers))
+        Supervisor(environment, str(number), place, queue.begin)
+        for number, place in enumerate(places(environment.device, workers))
     ]
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(supervisor.serve, queue, records) for supervisor in supervisors]
@@ -280,6 +292,23 @@ def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record
         future.result()  # raises the error of its thread, if any
 
 
+@dataclass(frozen=True)
+class WorkerEnd:
+    """Why a worker ended, or is ended, before it has sent all its records.
+
+    Attributes:
+        status: the status of the record of the cell that it was computing.
+        reason: one line.
+        last_words: the end of its output.
+        from_outside: whether it was killed from outside the cell's code, see KILL_SIGNALS.
+    """
+
+    status: Status
+    reason: str
+    last_words: str = ""
+    from_outside: bool = False
+
+
 class Supervisor:
     """Runs cells in one worker at a time, and replaces workers that exceed a limit or cannot take another cell.
 
@@ -287,16 +316,16 @@ class Supervisor:
     process. A cell with other code gets a new worker.
 
     Args:
-        setting: the setting of the run.
+        environment: the environment of the run.
         name: names the log file of the workers in the run's folder.
         place: environment variables of these workers only, see `places`; on a GPU they name the GPU.
         on_begin: called with the cells that begin and with progress.
     """
 
-    def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
-        self.setting = replace(setting, device="cuda:0" if place else "cpu")
-        self.timeout, self.memory = setting.execution.limits()
-        self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
+    def __init__(self, environment: RunEnvironment, name: str, place: Mapping[str, str], on_begin: OnBegin):
+        self.environment = replace(environment, device="cuda:0" if place else "cpu")
+        self.timeout, self.memory = environment.execution.limits()
+        self.log, self.place, self.on_begin = environment.out / "logs" / f"worker-{name}.log", place, on_begin
         self.server = server()
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
@@ -327,70 +356,93 @@ class Supervisor:
         rest of the batch. If the worker was computing several cells, the one at fault is unknown, so the next workers
         get one cell each. If a worker was killed from outside, its cell is tried once more first.
         """
-        left, alone, again = {job.cell.id: job for job in batch}, False, set[str]()
+        left = {job.cell.id: job for job in batch}
+        one_by_one = False
+        tried_again: set[str] = set()
         while left and not self.stopped:
-            jobs = list(left.values())[: 1 if alone else None]
-            failure = yield from self._ask(jobs, left)
-            if failure is None or self.stopped:
+            jobs = list(left.values())
+            if one_by_one:
+                jobs = jobs[:1]
+            end: WorkerEnd | None = None
+            for event in self._ask(jobs):
+                if isinstance(event, WorkerEnd):
+                    end = event
+                else:
+                    yield left.pop(event.cell_id), event
+            if end is None or self.stopped:
                 continue
-            current = [job for job in jobs if job.cell.id in left and (job.cell.id in self.cells or not self.cells)]
-            alone = alone or len(current) > 1
+
+            # The cells that the worker was computing. Before its first message this may be any cell of the batch.
+            current = [job for job in jobs if job.cell.id in left]
+            if self.cells:
+                current = [job for job in current if job.cell.id in self.cells]
             if len(current) != 1:
+                one_by_one = one_by_one or len(current) > 1
                 continue
             (job,) = current
-            if failure.kind == KILLED and job.cell.id not in again:
-                log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, failure.reason)
-                again.add(job.cell.id)
+            if end.from_outside and job.cell.id not in tried_again:
+                log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
+                tried_again.add(job.cell.id)
                 continue
-            status: Any = "crashed" if failure.kind == KILLED else failure.kind
-            failure = failure.model_copy(update={"kind": status})
+            failure = Failure(reason=end.reason, kind=end.status, traceback=end.last_words)
             seconds = time.monotonic() - self.clock
-            yield left.pop(job.cell.id), job.record_of_failure(status, failure, self.started.isoformat(), seconds)
+            record = job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
+            yield left.pop(job.cell.id), record
 
-    def _ask(self, jobs: list[Job], left: dict[str, Job]) -> Generator[tuple[Job, Record], None, Failure | None]:
-        """Yield a worker's records of jobs, removing these from `left`; return the failure of the worker, if any."""
-        if (worker := self._start(jobs[0].code)) is None:
-            return None
+    def _ask(self, jobs: Sequence[Job]) -> Iterator[Record | WorkerEnd]:
+        """Yield a worker's records of jobs, and its end if it fails. Records are missing if it ends or is stopped."""
+        worker = self._start(jobs[0].code)
+        if worker is None:
+            return
         self._note_cells(())
         worker.ask(jobs)
-        while any(job.cell.id in left for job in jobs):
-            event = self._hear(worker, left)
+        waiting = {job.cell.id for job in jobs}
+        while waiting:
+            event = self._hear(worker, waiting)
             if event is None:
                 continue
-            if isinstance(event, Failure):
+            if isinstance(event, WorkerEnd):
                 self.end()
-                return event
+                yield event
+                return
             if event.record is not None:
-                yield left.pop(event.record.cell_id), event.record
+                waiting.remove(event.record.cell_id)
+                yield event.record
             self.on_begin(event.at, event.share)
             if not event.share:
                 self._note_cells(event.at)
             if event.unfit:
                 self.end()
-                return None
-        return None
+                return
 
-    def _hear(self, worker: Worker, left: dict[str, Job]) -> Message | Failure | None:
-        """Return the worker's next message or its failure, or None if it has sent nothing and exceeds no limit."""
+    def _hear(self, worker: Worker, waiting: Container[str]) -> Message | WorkerEnd | None:
+        """Return the worker's next message or its end, or None if it has sent nothing and exceeds no limit.
+
+        Args:
+            worker: the worker.
+            waiting: the ids of the cells of which it has sent no record.
+        """
         try:
-            message = worker.answer(LOOK, Message)
-            if message is not None and message.record is not None and message.record.cell_id not in left:
+            message = worker.answer(CHECK_INTERVAL, Message)
+            if message is not None and message.record is not None and message.record.cell_id not in waiting:
                 raise ValueError("it is about another cell")
         except EOFError:
-            code = worker.end(PATIENCE)
-            kind = KILLED if -code in KILLS else "crashed"
-            return Failure(reason=f"the worker {exit_text(code)}", kind=kind, traceback=worker.last_words())
+            code = worker.end(EXIT_SECONDS)
+            reason, from_outside = f"the worker {exit_text(code)}", -code in KILL_SIGNALS
+            return WorkerEnd("crashed", reason, worker.last_words(), from_outside)
         except ValueError as error:
-            reason = f"the worker's answer cannot be read: {error}"
-            return Failure(reason=reason, kind="crashed", traceback=worker.last_words())
+            return WorkerEnd("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
             return message
-        if 0 < self.timeout < (seconds := time.monotonic() - self.clock):
+        seconds = time.monotonic() - self.clock
+        if 0 < self.timeout < seconds:
             reason = f"no result after {seconds:.1f} s, with --timeout {self.timeout:g}"
-            return Failure(reason=reason, kind="timeout", traceback=worker.last_words())
-        if self.memory and (size := memory_over([worker.pid, *descendants(worker.pid)], self.memory)):
-            limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
-            return Failure(reason=f"its processes held {size / GIB:.2f} GiB, {limit}", kind="oom")
+            return WorkerEnd("timeout", reason, worker.last_words())
+        if self.memory:
+            size = memory_over([worker.pid, *descendants(worker.pid)], self.memory)
+            if size:
+                limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
+                return WorkerEnd("oom", f"its processes held {size / GIB:.2f} GiB, {limit}")
         return None
 
     def _start(self, code: tuple[str, ...]) -> Worker | None:
@@ -398,19 +450,19 @@ class Supervisor:
         if self.worker is not None and self.code == code:
             return self.worker
         end_of_log = self.log.stat().st_size if self.log.exists() else 0
-        for _ in range(TRIES):
+        for _ in range(START_ATTEMPTS):
             self.end()
             with suppress(EOFError, ValueError):
                 self.worker, self.code = self.server.start("sparsebench.runner.run_cell", self.place, self.log), code
                 if self.stopped:  # `kill` was called before this worker was known
                     self.worker.cut()
-                self.worker.ask(self.setting)
-                if self.worker.answer(START, Message) is not None:
+                self.worker.ask(self.environment)
+                if self.worker.answer(START_SECONDS, Message) is not None:
                     return self.worker
             if self.stopped:
                 return None
         raise UserError(
-            f"{TRIES} workers in a row did not start: {why_not(self.log, end_of_log)}",
+            f"{START_ATTEMPTS} workers in a row did not start: {why_not(self.log, end_of_log)}",
             next_step=f"see {self.log}, or use --jobs 0, which needs no worker processes",
         )
 

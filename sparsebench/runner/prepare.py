@@ -21,9 +21,9 @@ from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, U
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, ScheduleChoice, digest
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import OnBegin
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
@@ -43,10 +43,10 @@ TRAINING = "training"
 
 
 class Context:
-    """The state of a process that runs cells: the setting, and data that several cells use.
+    """The state of a process that runs cells: the environment, and data that several cells use.
 
     Args:
-        setting: the setting of the run, with the device of this process.
+        environment: the environment of the run, with the device of this process.
         alone: whether this is a worker process: Ctrl-C does not reach it, so a KeyboardInterrupt is a strategy's.
         begin: called with each cell that begins, and every second with the share of its training that is done. If the
             training may end early there is no share; if nothing is trained, it is the share of the test.
@@ -56,8 +56,8 @@ class Context:
         fitted: results of `Strategy.fit`, by the hash of all that they depend on.
     """
 
-    def __init__(self, setting: Setting, alone: bool = False, begin: OnBegin = lambda cells, share: None):
-        self.setting, self.alone, self.begin = setting, alone, begin
+    def __init__(self, environment: RunEnvironment, alone: bool = False, begin: OnBegin = lambda cells, share: None):
+        self.environment, self.alone, self.begin = environment, alone, begin
         self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
         self._draw = ""
         self._data: Data | None = None
@@ -75,7 +75,7 @@ class Context:
         self._data = None  # frees memory before the next draw
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
-            data = task.draw(cell.n_train, cell.repetition, self.setting.locations)
+            data = task.draw(cell.n_train, cell.repetition, self.environment.locations)
         splits = [split for split in (data.train, data.test, data.validation) if split is not None]
         arrays = [value for part in (data, *splits) for value in vars(part).values() if isinstance(value, np.ndarray)]
         if any(isinstance(array, np.memmap) for array in arrays) or sum(array.nbytes for array in arrays) > MOST:
@@ -89,7 +89,7 @@ class Context:
         Images that are the whole content of a mapped file stay on a GPU for the next cell, as files of pixels never
         change. On a CPU images are not copied: they are the pages of the file.
         """
-        device, inputs = self.setting.device, split.inputs
+        device, inputs = self.environment.device, split.inputs
         file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
         if isinstance(inputs, np.memmap) and inputs.filename is not None and inputs.flags.c_contiguous:
             whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
@@ -184,10 +184,10 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     network = model.build(data, cell.repetition)
     outcome = None
     if job.network:
-        initial, outcome = load_trained(network, context.setting.weights(job.network))
+        initial, outcome = load_trained(network, context.environment.weights(job.network))
         start = Start(initial)
     elif cell.init is None:
-        start = model.start(network, task, context.setting.locations)
+        start = model.start(network, task, context.environment.locations)
         if cell.network and not start.head:
             raise UserError(
                 f"the trained weights have no head for the {len(data.classes)} classes of task '{task.name}'"
@@ -195,15 +195,15 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     else:
         same_task = cell.track == "tuned" or cell.init.task == cell.task
         fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)
-        content = _put(network, context.setting.weights(cell.init.id), fresh, "first network")
+        content = _put(network, context.environment.weights(cell.init.id), fresh, "first network")
         start = Start(hashlib.sha256(content).hexdigest(), head=same_task)
-    network.module.to(context.setting.device)
-    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.setting.device)
+    network.module.to(context.environment.device)
+    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.environment.device)
     train, test = context.samples(data.train, network.grid, augmentation), context.samples(data.test, network.grid)
     validation = None if data.validation is None else context.samples(data.validation, network.grid)
     if data.among is not None:
-        test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.setting.device)
-        test.absent[torch.from_numpy(data.among).to(context.setting.device)] = False
+        test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.environment.device)
+        test.absent[torch.from_numpy(data.among).to(context.environment.device)] = False
     teacher: Any = None
     if strategy.distils and start.head:
         if not hasattr(network, "tell"):
@@ -231,7 +231,7 @@ def _choose_schedule(
         UnsupportedError: there are no training images.
     """
     samples, source = train, "training images"
-    separate = task.schedule_images(MANY, cell.repetition, context.setting.locations)
+    separate = task.schedule_images(MANY, cell.repetition, context.environment.locations)
     if separate is not None:
         split, source = separate
         samples = context.samples(split, network.grid)

@@ -27,8 +27,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.records.record import Record
-from sparsebench.runner.devices import environment, search_path, variables
+from sparsebench.runner.devices import machine, search_path, variables
 
 M = TypeVar("M", bound=BaseModel)
 OnBegin = Callable[[Sequence[str], float], None]
@@ -53,15 +53,15 @@ PRELOADED = (
     "timm",
     "torchvision",
 )
-PREFIX: list[str] = []
-"""A prefix of the command that starts a server, e.g. that of a sandbox."""
-PATIENCE = 10.0
+_launcher: tuple[str, ...] = ()
+"""The command that runs servers, see `launched_by`."""
+KILL_SECONDS = 10.0
 """Seconds to wait for killed processes. A process that the kernel holds may never end."""
-STARTER = 1.0
+STARTER_CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the process that started the server still runs."""
-START = 300.0
+START_SECONDS = 300.0
 """Seconds that a server may take to load. Slow file systems need minutes."""
-LONGEST = 2**26
+LARGEST_MESSAGE = 2**26
 """Most bytes of a message. A strategy that finds the descriptor may write to it without end."""
 
 
@@ -145,7 +145,7 @@ def serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
     while True:
-        ready = select.select([requests, ended, *workers.values()], [], [], STARTER)[0]
+        ready = select.select([requests, ended, *workers.values()], [], [], STARTER_CHECK_INTERVAL)[0]
         if ended in ready:
             ended.recv(2**16)
         for pid, status in list(workers.items()):
@@ -235,7 +235,7 @@ def _end(pid: int, status: socket.socket, others: set[int]) -> None:
         os.killpg(pid, signal.SIGKILL)
     _kill(pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + KILL_SECONDS
     while (strays := set(_children(os.getpid())) - others) and time.monotonic() < end:
         for stray in strays:
             for child in (*descendants(stray), stray):
@@ -255,7 +255,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     gc.disable()  # collections during imports are slow and free nothing
     for name in modules:
         importlib.import_module(name)
-    environment()  # cached for all workers; this reads files and computes nothing
+    machine()  # cached for all workers; this reads files and computes nothing
     gc.enable()
     if not FORKS:
         request, (line, _, log), _, _ = socket.recv_fds(requests, 2**16, 3)
@@ -271,7 +271,7 @@ def why_not(log: Path, start: int = 0) -> str:
     """Return why a worker did not start: the last line of its log after the byte `start`."""
     lines = text_since(log, start).split("\n")
     words = [line.strip() for line in lines if line.strip()]
-    return words[-1][:300] if words else f"it was ended, or took more than {START:g} s, and left no message"
+    return words[-1][:300] if words else f"it was ended, or took more than {START_SECONDS:g} s, and left no message"
 
 
 def text_since(log: Path, start: int = 0) -> str:
@@ -349,7 +349,7 @@ class Server:
             return self._running
         self.close()
         requests, child = socket.socketpair()
-        requests.settimeout(START)
+        requests.settimeout(START_SECONDS)
         code = f"import sys; sys.path[:] = {self._path}\n"  # PYTHONPATH cannot have folders with a colon
         code += f"from sparsebench.runner.process import main; main({child.fileno()}, {PRELOADED})"
         with child:
@@ -373,7 +373,7 @@ def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> No
     requests.close()
     process.terminate()  # ends a server that is still loading; one that serves ends as the socket is closed
     try:
-        process.wait(PATIENCE)
+        process.wait(KILL_SECONDS)
     except subprocess.TimeoutExpired:  # e.g. it was stopped by SIGSTOP; its workers end with it
         process.kill()
         process.wait()
@@ -384,6 +384,26 @@ def _server(
     environment: tuple[tuple[str, str], ...], python: tuple[str, ...], path: tuple[str, ...], pid: int
 ) -> Server:
     return Server(dict(environment), python, path)
+
+
+@contextmanager
+def launched_by(command: Sequence[str]) -> Iterator[None]:
+    """Let a command that runs another command, e.g. that of a sandbox, run all servers that start in this context.
+
+    It holds in all threads: no thread starts a worker outside of a sandbox.
+    """
+    global _launcher
+    before = _launcher
+    _launcher = tuple(command)
+    try:
+        yield
+    finally:
+        _launcher = before
+
+
+def python_command() -> tuple[str, ...]:
+    """Return the command that starts Python for a server."""
+    return *_launcher, sys.executable
 
 
 def server() -> Server:
@@ -397,7 +417,7 @@ def server() -> Server:
             "worker processes need Linux or macOS",
             next_step="use --jobs 0, which runs cells in this process, or Linux in a virtual machine or WSL",
         )
-    return _server(tuple(variables().items()), (*PREFIX, sys.executable), tuple(search_path()), os.getpid())
+    return _server(tuple(variables().items()), python_command(), tuple(search_path()), os.getpid())
 
 
 class Worker:
@@ -431,7 +451,7 @@ class Worker:
             ValueError: the data are not a message of this kind.
         """
         try:
-            data = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
+            data = self._line.recv_bytes(LARGEST_MESSAGE) if self._line.poll(seconds) else None
         except OSError as error:
             if self._line.readable:  # the worker ended, maybe in the middle of a message
                 raise EOFError from error
@@ -454,7 +474,7 @@ class Worker:
             code = self._code(patience)
             if code is None:
                 self.cut()
-                self._code(PATIENCE + 5)
+                self._code(KILL_SECONDS + 5)
             self._exit_code = code or 0
             self._line.close()
             self._status.close()

@@ -22,25 +22,27 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.records import store
+from sparsebench.records.store import Store
 
 if TYPE_CHECKING:
+    from sparsebench.plan.forecast import Forecast
     from sparsebench.plan.jobs import Job
-    from sparsebench.plan.plan import Expected, Plan
-    from sparsebench.records.record import Head, Record
+    from sparsebench.plan.plan import Plan
+    from sparsebench.records.record import Record, RecordSummary
 
-EVERY = 1.0
+STATUS_INTERVAL = 1.0
 """Seconds between two updates of the status file."""
-DEAD = 60.0
+DEAD_AFTER = 60.0
 """Seconds without an update after which a run counts as dead."""
-OFTEN = 0.2
+BAR_INTERVAL = 0.2
 """Seconds between two updates of the bar."""
-QUIET = 1.0
+QUIET_BAR_DELAY = 1.0
 """Seconds for which a quiet bar stays hidden."""
-CELLS = ".cells"
+CELLS_SUFFIX = ".cells"
 """The end of the names of files with a run's cells."""
-GOOD = ("ok", "unsupported", "skipped")
+NOT_FAILED = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
-LINE = 60.0
+LINE_INTERVAL = 60.0
 """Seconds between two lines if the output is a file."""
 
 
@@ -76,7 +78,7 @@ class Underway(BaseModel):
         """Whether the run has not ended, and has written lately. On the same machine its process must also exist."""
         if self.host == socket.gethostname() and not store.process_exists(self.pid):
             return False
-        return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD
+        return self.pid > 0 and not self.stopped and time.time() - self.updated < DEAD_AFTER
 
 
 Labels = dict[str, dict[str, str]]
@@ -97,12 +99,12 @@ class Cells(BaseModel):
     others: Labels = {}
 
 
-def labels_of(jobs: Iterable[Job], heads: Mapping[str, Head]) -> Labels:
+def labels_of(jobs: Iterable[Job], summaries: Mapping[str, RecordSummary]) -> Labels:
     """Return the cells of jobs by strategy, see `Labels`."""
     labels = defaultdict[str, dict[str, str]](dict)
     for job in jobs:
-        head = heads.get(job.cell.id)
-        labels[job.label][job.cell.id] = "" if head is None else head.started
+        summary = summaries.get(job.cell.id)
+        labels[job.label][job.cell.id] = "" if summary is None else summary.started
     return labels
 
 
@@ -111,7 +113,7 @@ def left_of(labels: Labels, started: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         labels: the cells.
-        started: for each cell with a record, when its newest record began, see `store.newest`.
+        started: for each cell with a record, when its newest record began, see `Store.newest`.
     """
     left = {}
     for label, cells in labels.items():
@@ -123,32 +125,78 @@ def left_of(labels: Labels, started: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def beat(
-    out: Path,
-    expected: Expected,
+    folder: Path | Store,
+    forecast: Forecast,
     workers: int,
     tell: Callable[[Underway], None] = lambda now: None,
     others: Iterable[Job] = (),
-    heads: Mapping[str, Head] = {},
+    summaries: Mapping[str, RecordSummary] = {},
 ) -> Iterator[None]:
     """Update the status file of a run in a thread, and remove it at the end unless cells are left.
 
     Args:
-        out: the run's folder.
-        expected: the cells that are left, and the time that they take.
+        folder: the run's folder.
+        forecast: the cells that are left, and the time that they take.
         workers: the number of worker processes.
         tell: called with each written status and with the last status.
         others: the jobs of other shards without a record.
-        heads: the stored heads by cell id when the run was planned.
+        summaries: the stored summaries by cell id when the run was planned.
     """
-    name = f"{socket.gethostname()}-{os.getpid()}"
-    path, over = out / "underway" / f"{name}.json", threading.Event()
-    list_path = path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS}")
-    cells = Cells(own=labels_of(expected.left.values(), heads), others=labels_of(others, heads))
+    opened = Store.open(folder)
+    status = _StatusFile(opened.path, forecast, workers, tell)
+    clear(opened)
+    status.write_cells(Cells(own=labels_of(forecast.left.values(), summaries), others=labels_of(others, summaries)))
+    over = threading.Event()
+    thread = threading.Thread(target=status.update_until, args=[over], daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if forecast.left:
+            status.write_stopped()
+        else:
+            status.remove()
+            opened.refresh()
+            forget_answered(opened)
 
-    def state() -> Underway:
+
+class _StatusFile:
+    """The status file of this process, and the file with the cells of its run; see `beat`."""
+
+    def __init__(self, out: Path, forecast: Forecast, workers: int, tell: Callable[[Underway], None]) -> None:
+        self.forecast, self.workers, self.tell = forecast, workers, tell
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        self.path = out / "underway" / f"{name}.json"
+        self.cells_path = self.path.with_name(f"{name}-{secrets.token_hex(4)}{CELLS_SUFFIX}")
+
+    def write_cells(self, cells: Cells) -> None:
+        """Write the cells of the run."""
+        self._write(self.cells_path, cells)
+
+    def update_until(self, over: threading.Event) -> None:
+        """Write and tell the status every STATUS_INTERVAL until an event, and tell the last status then."""
+        while not over.is_set():
+            now = self._status()
+            self._write(self.path, now)
+            self.tell(now)
+            over.wait(STATUS_INTERVAL)
+        self.tell(self._status())
+
+    def write_stopped(self) -> None:
+        """Write that the run has ended with cells left."""
+        self._write(self.path, self._status().model_copy(update={"stopped": True, "running": {}}))
+
+    def remove(self) -> None:
+        """Remove the status file."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _status(self) -> Underway:
         now = time.time()
-        with expected.lock:
-            left, running = expected.left, expected.running
+        with self.forecast.lock:
+            left, running = self.forecast.left, self.forecast.running
             return Underway(
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -157,37 +205,14 @@ def beat(
                 left=Counter(job.label for job in left.values()),
                 running=Counter(left[cell_id].label for cell_id in running),
                 done=sum(share for _, share in running.values()),
-                seconds=expected.time_left(workers, now),
-                cells=list_path.name,
+                seconds=self.forecast.time_left(self.workers, now),
+                cells=self.cells_path.name,
             )
 
-    def write(now: BaseModel, path: Path = path) -> None:
+    @staticmethod
+    def _write(path: Path, content: BaseModel) -> None:
         with suppress(UserError):  # if the folder cannot be written, the run itself reports it
-            files.write_whole(path, now.model_dump_json().encode())
-
-    def write_on() -> None:
-        while not over.is_set():
-            now = state()
-            write(now)
-            tell(now)
-            over.wait(EVERY)
-        tell(state())
-
-    clear(out)
-    write(cells, list_path)
-    thread = threading.Thread(target=write_on, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        if expected.left:
-            write(state().model_copy(update={"stopped": True, "running": {}}))
-        else:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            forget_answered(out)
+            files.write_whole(path, content.model_dump_json().encode())
 
 
 def underway(out: Path) -> dict[Path, Underway]:
@@ -202,27 +227,29 @@ def underway(out: Path) -> dict[Path, Underway]:
 def cells_of(out: Path) -> dict[str, Cells]:
     """Return the cells of a folder's runs, by the name of the file."""
     lists = {}
-    for path in files.files_in(out / "underway", CELLS):
+    for path in files.files_in(out / "underway", CELLS_SUFFIX):
         with suppress(OSError, ValueError):  # the file is gone or damaged
             lists[path.name] = Cells.model_validate_json(path.read_bytes())
     return lists
 
 
-def clear(out: Path) -> None:
+def clear(folder: Path | Store) -> None:
     """Remove the files of a folder's stopped and killed runs. The current run computes their cells."""
-    for path, run in underway(out).items():
+    opened = Store.open(folder)
+    for path, run in underway(opened.path).items():
         if not run.alive:
             path.unlink(missing_ok=True)
-            if run.cells.endswith(CELLS):
+            if run.cells.endswith(CELLS_SUFFIX):
                 (path.parent / Path(run.cells).name).unlink(missing_ok=True)
-    forget_answered(out)
+    forget_answered(opened)
 
 
-def forget_answered(out: Path) -> None:
+def forget_answered(opened: Store) -> None:
     """Remove the lists of cells of ended runs that have all their records, and the folder of status files if empty."""
+    out = opened.path
     lists, used = cells_of(out), {run.cells for run in underway(out).values()}
     if lists.keys() - used:
-        started = store.newest(out)
+        started = opened.newest()
         for name in lists.keys() - used:
             if not left_of(lists[name].own, started) and not left_of(lists[name].others, started):
                 (out / "underway" / name).unlink(missing_ok=True)
@@ -273,10 +300,10 @@ class Progress(Callbacks):
 
     def _open(self, total: int, quiet: bool = False) -> None:
         self.total, self.quiet, self.began = total, quiet, time.monotonic()
-        self.due = self.began + (QUIET * quiet if self.live else LINE)
+        self.due = self.began + (QUIET_BAR_DELAY * quiet if self.live else LINE_INTERVAL)
 
     def _draw(self, done: int, text: str, left: str, last: str = "", shares: float = 0.0) -> None:
-        """Update the bar every OFTEN seconds and at the end, or print a line per minute and one at the end.
+        """Update the bar every BAR_INTERVAL seconds and at the end, or print a line per minute and one at the end.
 
         `shares` is the part of running cells that is done. At the end nothing appears if the bar is quiet and still
         hidden.
@@ -285,7 +312,7 @@ class Progress(Callbacks):
 
         now = time.monotonic()
         if now >= self.due or (done == self.total and (self.bar is not None or not self.quiet)):
-            self.due = now + (OFTEN if self.live else LINE)
+            self.due = now + (BAR_INTERVAL if self.live else LINE_INTERVAL)
             line = f"{text}, {clock(now - self.began)} gone, {left} left{last}"
             if not self.live:
                 click.echo(line, err=True)
@@ -310,8 +337,8 @@ class Progress(Callbacks):
     def begin(self, plan: Plan, workers: int) -> None:
         """Print the number of cells to run, and the expected time if known."""
         if not plan.todo:
-            heads = [plan.heads[job.cell.id] for job in plan.jobs if job.cell.id in plan.heads]
-            failed = sum(head.status not in GOOD for head in heads)
+            summaries = [plan.summaries[job.cell.id] for job in plan.jobs if job.cell.id in plan.summaries]
+            failed = sum(summary.status not in NOT_FAILED for summary in summaries)
             if len(plan.jobs) == 1:
                 stored, again = "the only cell is in the store", "; it failed, --rerun failed tries it again"
             else:
@@ -319,7 +346,7 @@ class Progress(Callbacks):
                 again = f"; {failed} of them failed, --rerun failed tries them again"
             click.echo(f"{stored}{again if failed else ''}", err=True)
             return
-        seconds = plan.expected.time_left(workers)
+        seconds = plan.forecast.time_left(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker process{'' if workers == 1 else 'es'}"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
@@ -329,7 +356,7 @@ class Progress(Callbacks):
 
     def step(self, record: Record) -> None:
         """Print above the bar why a cell failed."""
-        good = record.status in GOOD
+        good = record.status in NOT_FAILED
         self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
         reason = record.failure.reason if record.failure is not None else record.status
         if not good and (record.label, reason) not in self.failures:  # print each reason once for a strategy

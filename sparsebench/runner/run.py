@@ -5,43 +5,38 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, redirect_stdout, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sparsebench.errors import UserError, few, one_line
+from sparsebench.errors import UserError, one_line
 from sparsebench.plan import plan as planner
-from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.locate import file_names, pictures_of
+from sparsebench.plan.locate import pictures_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Setting, Suite
-from sparsebench.plugin.content import texts_of
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.manifests import OWN, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Record
+from sparsebench.records.store import Store
 from sparsebench.runner import devices, progress
-from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
+from sparsebench.runner.descriptions import descriptions
+from sparsebench.runner.engines import LARGEST_BATCH, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
-from sparsebench.strategy.base import how_of
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.sources.cache import decode, telling
-from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
 
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells whose computation was ended. When they run again, they continue from their checkpoints."""
-BAD = 5
-"""Most names of unreadable pictures that are stored."""
 
 
 def run(
@@ -49,7 +44,7 @@ def run(
     files: Files,
     execution: Execution,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     callbacks: Callbacks = SILENT,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
@@ -60,7 +55,7 @@ def run(
         files: the pictures and weights.
         execution: how cells are run.
         registry: the strategies, tasks, models and observers.
-        out: the run's folder.
+        folder: the run's folder. An open store has the new records afterwards.
         callbacks: functions that are called during the run.
         prior: returns the expected seconds of a cell, used if the folder has no record of its kind.
 
@@ -68,10 +63,11 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
-    begin(execution, out)
+    opened = Store.open(folder)
+    begin(execution, opened.path)
     with telling(callbacks.on_pictures):
-        plan = plan_of(request, files, execution, registry, out, prior)
-        carry_out(plan, execution, registry, out, callbacks)
+        plan = plan_of(request, files, execution, registry, opened, prior)
+        carry_out(plan, execution, registry, opened, callbacks)
     return plan
 
 
@@ -86,7 +82,7 @@ def plan_of(
     files: Files,
     execution: Execution,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
     """Return the plan of a run. Nothing is run or written.
@@ -97,7 +93,7 @@ def plan_of(
     device = device_of(execution)
     request = replace(request, on_gpu=device != "cpu")
     in_shard = planner.shard(execution.shard or "0/1")
-    plan = planner.plan(request, files, registry, out, execution.rerun, in_shard, prior)
+    plan = planner.plan(request, files, registry, folder, execution.rerun, in_shard, prior)
     return replace(plan, device=device)
 
 
@@ -121,7 +117,7 @@ def carry_out(
     plan: Plan,
     execution: Execution,
     registry: Registry,
-    out: Path,
+    folder: Path | Store,
     callbacks: Callbacks = SILENT,
     engine: Engine | None = None,
 ) -> None:
@@ -133,49 +129,57 @@ def carry_out(
 
     Args:
         plan: from `plan_of`.
-        execution, registry, out, callbacks: see `run`.
+        execution, registry, folder, callbacks: see `run`.
         engine: runs the cells in place of the engine that `execution` asks for.
 
     Raises:
         UserError: the folder cannot be written, or the engine gave no record of a cell.
         KeyboardInterrupt: the run was stopped. Finished cells are stored.
     """
-    setting = Setting(out, plan.device, plan.locations, execution)
+    opened = Store.open(folder)
+    out = opened.path
+    environment = RunEnvironment(out, plan.device, plan.locations, execution)
     store.check_writable(out)
     store.seal(out)  # records of killed runs
+    opened.refresh()
     observers = Observers(registry, execution.observe, out)
-    if pictures := pictures_of(plan.todo, registry, plan.locations):
+    pictures = pictures_of(plan.todo, registry, plan.locations)
+    if pictures:
         decode(pictures)
     with ExitStack() as connections:
-        workers = devices.workers_for(plan, setting.device, execution.jobs, execution.exclusive)
+        workers = devices.workers_for(plan, environment.device, execution.jobs, execution.exclusive)
         if execution.dask and plan.todo:
             (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # core must not import plugins
-            cluster = connections.enter_context(dask.load()(execution.dask, setting.device))
+            cluster = connections.enter_context(dask.load()(execution.dask, environment.device))
             engine, workers = cluster.records, cluster.slots() or 1  # 0 if no worker is connected yet
         engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
-        for folder, value in _manifests(plan, registry):
-            store.keep(out / folder, value)
-        for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
-            head = plan.heads.get(cell_id)
-            if execution.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
-                _remove_checkpoint(out, cell_id)  # the cell is done, or must start anew
+        for kind, value in descriptions(plan, registry):
+            opened.keep(kind, value)
+        _remove_old_checkpoints(plan, execution, out)
         if plan.todo:
-            _collect(plan, engine, setting, workers, callbacks, observers)
+            _collect(plan, engine, environment, workers, opened, callbacks, observers)
         else:
-            progress.clear(out)
+            progress.clear(opened)
+    opened.refresh()
 
 
 def _collect(
-    plan: Plan, engine: Engine, setting: Setting, workers: int, callbacks: Callbacks, observers: Observers
+    plan: Plan,
+    engine: Engine,
+    environment: RunEnvironment,
+    workers: int,
+    opened: Store,
+    callbacks: Callbacks,
+    observers: Observers,
 ) -> None:
     """Let an engine run the cells of a plan; store their records and pass them on. See `carry_out`."""
-    out, expected = setting.out, plan.expected
+    out, forecast = environment.out, plan.forecast
     writer = store.Writer(out)
-    store.keep(out / manifests.ENVIRONMENTS, devices.environment())
-    locks = CellLocks(out, plan.heads, expected.drop)
-    most = 1 if setting.device == "cpu" else TOGETHER
-    queue = Queue(plan.todo, most, locks, expected.begin)
+    opened.keep(manifests.ENVIRONMENTS, devices.machine())
+    locks = CellLocks(opened, plan.summaries, forecast.drop)
+    batch = 1 if environment.device == "cpu" else LARGEST_BATCH
+    queue = Queue(plan.todo, batch, locks, forecast.begin)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -183,14 +187,14 @@ def _collect(
         callbacks.on_stop()
         queue.close()
 
-    records = engine(queue, setting)
-    beat = progress.beat(out, expected, workers, callbacks.on_beat, plan.others, plan.heads)
+    records = engine(queue, environment)
+    beat = progress.beat(opened, forecast, workers, callbacks.on_beat, plan.others, plan.summaries)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)
-                expected.done(record)
+                forecast.done(record)
                 if record.status not in CUT_SHORT:
                     _remove_checkpoint(out, record.cell_id)
                 observers.observe(record)
@@ -200,11 +204,24 @@ def _collect(
     store.seal(out)
     if stopped.is_set():
         raise KeyboardInterrupt
-    if lost := expected.left:
+    lost = forecast.left
+    if lost:
         raise UserError(
             f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
             next_step="the records of the others are stored; the same command continues",
         )
+
+
+def _remove_old_checkpoints(plan: Plan, execution: Execution, out: Path) -> None:
+    """Remove the checkpoints of cells that are done, or that must start anew."""
+    for job in plan.jobs:
+        cell_id = job.cell.id
+        if not store.checkpoint_path(out, cell_id).exists():
+            continue
+        summary = plan.summaries.get(cell_id)
+        done = summary is not None and summary.status not in CUT_SHORT
+        if done or execution.rerun == "always":
+            _remove_checkpoint(out, cell_id)
 
 
 def _remove_checkpoint(out: Path, cell_id: str) -> None:
@@ -213,80 +230,6 @@ def _remove_checkpoint(out: Path, cell_id: str) -> None:
     for leftover in (path, *path.parent.glob(f".{path.name}.*.part")):
         with suppress(OSError):
             leftover.unlink()
-
-
-def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
-    """Yield manifests for the records of a plan, each with its folder: suite, files, strategies and metrics.
-
-    Strategies and tasks from files that only the workers load are left out.
-    """
-    if plan.request is not None and plan.suite is not None:
-        suite = _suite_of(plan.suite, plan.request, registry, plan.whole)
-        yield manifests.SUITES, suite.model_dump(mode="json")
-    files = [FileEntry(name=name, file=file) for name, file in file_names(plan.locations).items()]
-    for name in plan.locations:
-        if (contents := known_contents(name)) is not None and contents.strays:
-            files.append(FileEntry(name=name, left_out=contents.strays))
-        if contents is not None and contents.left_out:
-            n, names = len(contents.left_out), few(sorted(contents.left_out), BAD, 200)
-            line = f"{n:,} of {len(contents.pictures) + n:,} pictures, which cannot be read: {names}"
-            files.append(FileEntry(name=name, left_out=line))
-    yield from ((manifests.FILES, entry.model_dump(mode="json")) for entry in files)
-    for name, revision in sorted({(job.cell.strategy.name, job.origin.revision) for job in plan.jobs}):
-        with suppress(UserError):
-            strategy = registry.strategy(name)
-            cls = strategy.cls
-            file, source, data = texts_of(strategy.file, revision) if strategy.file else ("", {}, {})
-            yield (
-                manifests.STRATEGIES,
-                StrategyEntry(
-                    name=name,
-                    revision=revision,
-                    kind=cls.kind,
-                    site=cls.site,
-                    trained=cls.trained,
-                    adaptive=cls.adaptive,
-                    citation=cls.citation,
-                    bibtex=cls.bibtex,
-                    how=how_of(cls),
-                    file=file,
-                    source=source,
-                    data=data,
-                ).model_dump(mode="json"),
-            )
-    for name in sorted({job.cell.task.name for job in plan.jobs}):
-        with suppress(UserError):
-            yield from ((manifests.METRICS, asdict(kind)) for kind in registry.task(name).metrics)
-
-
-def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> SuiteEntry:
-    """Return the requested suite and its settings. The name is OWN unless the whole suite was requested.
-
-    Strategies without random draws test a network once only. A later repetition is a setting only if all strategies
-    have it.
-    """
-    cells = [job.cell for job in jobs if job.requested]
-    of_strategy: dict[str, set[str]] = defaultdict(set)
-    again = set()
-    for cell in cells:
-        of_strategy[cell.strategy.name].add(setting := setting_of(cell))
-        again |= {setting} if cell.network and cell.repetition else set()
-    union = set[str]().union(*of_strategy.values())
-    settings = tuple(sorted(union - again | again.intersection(*of_strategy.values())))
-    entry = SuiteEntry(
-        name=suite.name,
-        version=suite.version,
-        settings=settings,
-        main_task=suite.main_task or suite.task[0].name,
-        sample_complexity=suite.sample_complexity,
-    )
-    if request.keep or request.macs or request.single or request.where != "both":
-        return entry.model_copy(update={"name": OWN, "version": 1})
-    starts_elsewhere = any(cell.n_train and cell.model.params.get("weights") for cell in cells)
-    may_lack = request.changes_suite or starts_elsewhere
-    if may_lack and missing_cells(suite, cells, registry, any_budget=True):
-        return entry.model_copy(update={"name": OWN, "version": 1})
-    return entry
 
 
 class Observers:

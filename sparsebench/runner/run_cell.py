@@ -39,11 +39,11 @@ from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Outcomes, Record, ScheduleChoice, Status, bytes_of, digest
-from sparsebench.runner.devices import environment, turn
+from sparsebench.runner.devices import machine, turn
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.strategy.base import Strategy, place_of
@@ -61,7 +61,7 @@ from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import Checkpoint, EarlyStopping, Training, Watch
 from sparsebench.training.steps import Autograd, Samples, Steps
 
-EVERY = 1.0
+REPORT_INTERVAL = 1.0
 """Seconds between two reports of progress."""
 STATUSES: dict[type[BaseException], Status] = {
     torch.OutOfMemoryError: "oom",
@@ -105,7 +105,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
     On CUDA, jobs that support it are trained together in one program; on the CPU jobs run one by one. With
     `exclusive`, wait first until no other cell uses the device.
     """
-    device, exclusive = context.setting.device, context.setting.execution.exclusive
+    device, exclusive = context.environment.device, context.environment.execution.exclusive
     # The callback restarts the clock of the time limit, so waiting does not count.
     with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
         several = len(jobs) > 1 and device != "cpu"
@@ -116,7 +116,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
 
 def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -> dict[str, Trained]:
     """Train the jobs that can be trained in one program. Jobs that fail first or must be trained alone are left out."""
-    begun, cells, device = time.perf_counter(), dict[str, Prepared](), context.setting.device
+    begun, cells, device = time.perf_counter(), dict[str, Prepared](), context.environment.device
     by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
     for job in jobs:
         context.begin([job.cell.id], 0.0)
@@ -148,7 +148,7 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
     context.begin([job.cell.id], 0.0)
     cell, outcome, before = trained or (None, None, 0.0)
     started, clock, result = datetime.now(UTC).isoformat(), time.perf_counter() - before, Result()
-    device = context.setting.device
+    device = context.environment.device
     try:
         if cell is None or outcome is None:
             _seed(job, device)
@@ -178,7 +178,7 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         origin=job.origin,
         kind=job.kind,
         label=job.label,
-        environment=digest(environment()),
+        environment=digest(machine()),
         device=device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}",
         started=started,
         seconds=round(time.perf_counter() - clock, 3),
@@ -221,7 +221,7 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
     _fit(cell, cell.in_training, context, result)
     recipe = cell.recipe
     if job.keep_weights:  # weights of an earlier training must not be taken for this one's
-        store.weights_path(context.setting.out, job.cell.id).unlink(missing_ok=True)
+        store.weights_path(context.environment.out, job.cell.id).unlink(missing_ok=True)
     early = None
     if recipe.patience:
         assert cell.validation is not None and cell.data.validation is not None
@@ -230,15 +230,15 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
     steps, watch, checkpoint = training.steps, None, None
     if recipe.watch:  # without checkpoints, as they do not contain what a Watch has measured
         watch = Watch(training, cell.in_test, cell.test)
-    elif context.setting.execution.checkpoint and isinstance(steps, Autograd):
+    elif context.environment.execution.checkpoint and isinstance(steps, Autograd):
         made_by = {
             "cell": job.cell.id,
             "revision of the strategy": job.origin.revision,
             "start": cell.start.name,
-            "device": torch.device(context.setting.device).type,
+            "device": torch.device(context.environment.device).type,
         }
-        path = store.checkpoint_path(context.setting.out, job.cell.id)
-        checkpoint = Checkpoint(path, training, context.setting.execution.checkpoint, made_by)
+        path = store.checkpoint_path(context.environment.out, job.cell.id)
+        checkpoint = Checkpoint(path, training, context.environment.execution.checkpoint, made_by)
         checkpoint.resume()
     sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
     outcome = training.run(_reports(job, context, 0 if sooner else training.total, watch or checkpoint))
@@ -255,7 +255,7 @@ def _reports(
 
     It also calls `first` with this number. If `total` is 0, as training may end early, it reports no share.
     """
-    due = time.monotonic() + EVERY
+    due = time.monotonic() + REPORT_INTERVAL
 
     def report(done: int) -> None:
         nonlocal due
@@ -263,7 +263,7 @@ def _reports(
             first(done)
         if total and done and time.monotonic() >= due:
             context.begin([job.cell.id], done / total)
-            due = time.monotonic() + EVERY
+            due = time.monotonic() + REPORT_INTERVAL
 
     return report
 
@@ -299,17 +299,17 @@ def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> di
 def _test(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
     """Test a trained cell and fill its result; store the weights if other cells need them."""
     _fit(cell, cell.in_test, context, result)
-    execution = context.setting.execution
+    execution = context.environment.execution
     key = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name
     on_done = _reports(job, context, len(cell.test.labels)) if cell.is_trained else None
     measure(result, cell, outcome, execution.batch, leaks=key not in context.trusted, on_done=on_done)
     context.trusted.add(key)
     if "images_per_s" in result.metrics:
-        alone = "alone on its machine" if context.setting.device == "cpu" else "alone on its GPU"
+        alone = "alone on its machine" if context.environment.device == "cpu" else "alone on its GPU"
         result.notes["timed"] = alone if execution.exclusive else "perhaps beside other cells"
     if job.keep_weights:
         content = weights_file(cell.network, cell.start.name, outcome)
-        files.write_whole(store.weights_path(context.setting.out, job.cell.id), content)
+        files.write_whole(store.weights_path(context.environment.out, job.cell.id), content)
         result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
 
@@ -562,8 +562,8 @@ def main(line: Line) -> None:
     with suppress(OSError):  # if memory is short, Linux kills this process, not the run or another program
         Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
     faulthandler.enable()  # writes the stack to the log at a crash
-    setting: Setting = line.recv()
-    registry, timeout = Registry(), setting.execution.limits()[0]
+    environment: RunEnvironment = line.recv()
+    registry, timeout = Registry(), environment.execution.limits()[0]
 
     def begin(cells: Sequence[str], share: float) -> None:
         if not share:
@@ -572,10 +572,10 @@ def main(line: Line) -> None:
             faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
         line.say(Message(at=tuple(cells), share=share))
 
-    context = Context(setting, True, begin)
+    context = Context(environment, True, begin)
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        environment()  # cached now, before third-party code can change it
+        machine()  # cached now, before third-party code can change it
         line.say(Message())
         while True:
             jobs: list[Job] = line.recv()
@@ -584,7 +584,7 @@ def main(line: Line) -> None:
                 faulthandler.cancel_dump_traceback_later()
                 out_of_memory = out_of_memory or record.status == "oom"
                 # After a cell was out of memory, the rest of its batch still runs here: it may already be trained.
-                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
+                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(environment.device)
                 line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
                 if unfit:
                     return

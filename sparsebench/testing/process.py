@@ -15,7 +15,7 @@ from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin, Part
 from sparsebench.records.reports import GROUPS, Group, Outcome, Report, Status
-from sparsebench.runner.process import START, Line, Worker, exit_text, server, text_since, why_not
+from sparsebench.runner.process import START_SECONDS, Line, Worker, exit_text, server, text_since, why_not
 from sparsebench.strategy.spec import fill, parse
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _check_one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
     except EOFError:
         raise UserError(f"the process of the checks did not start: {why_not(log)}") from None
     try:
-        _answer(worker, START)  # the process has started; if it has ended, the next answer says why
+        _answer(worker, START_SECONDS)  # the process has started; if it has ended, the next answer says why
         worker.ask(request)
         while (outcome := report.undecided) is not None:
             message = _answer(worker, limit)

@@ -27,7 +27,7 @@ def record(strategy: str = "mine", seed: int = 0, **more: Any) -> Flat:
 def described(folder: Path, name: str, **more: Any) -> None:
     about = {"name": name, "revision": "abc", "kind": "deployable", "site": "input", "trained": False,
              "adaptive": False, "citation": "", "bibtex": f"@article{{{name}}}"}  # fmt: skip
-    store.keep(folder / "strategies", about | more)
+    store.Store(folder).keep("strategies", about | more)
 
 
 def marked(board: Board) -> dict[str, str | None]:
@@ -121,14 +121,14 @@ def rows_without(rows: Sequence[Flat], key: str) -> list[Flat]:
 def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     for settings in ([], ["1" * 64]):  # a suite that was run with other options is listed once
-        store.keep(tmp_path / "suites", {"name": "quick", "version": 3, "settings": settings})
+        store.Store(tmp_path).keep("suites", {"name": "quick", "version": 3, "settings": settings})
     records, board = rows_in(tmp_path), gather(tmp_path)
     assert rows_without(dicts(board.judged.rows), "trained") == rows_without(build(records), "trained")
     assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(build(records, "task"), "trained")
     assert (board.notes, board.suites) == (notes_on(records, board.judged), ["quick, version 3"])
     for n, task in enumerate(("theory", "spurious")):
         suite = {"name": task, "version": 1, "settings": [str(k) * 64 for k in range(n)]}
-        store.keep(tmp_path / "suites", suite | {"main_task": task, "sample_complexity": task})
+        store.Store(tmp_path).keep("suites", suite | {"main_task": task, "sample_complexity": task})
     attributes = read(tmp_path).attrs
     assert (attributes[MAIN], attributes[SUCCESS]) == (["spurious", "theory"], "spurious")  # the larger one first
 
@@ -142,7 +142,7 @@ def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(t
     for one in (shipped, shipped.model_copy(update={"cell": cell, "cell_id": cell.id})):
         writer.append(one)
     writer.close()
-    store.keep(tmp_path / manifests.FILES, manifests.FileEntry(name=name, file="digits").model_dump(mode="json"))
+    store.Store(tmp_path).keep(manifests.FILES, manifests.FileEntry(name=name, file="digits").model_dump(mode="json"))
     settings = set(read(tmp_path)["setting"].astype(str))
     assert len(settings) == 2 and any(f"digits ({name})" in text for text in settings)
     assert len(gather(tmp_path).by_task.rows) == 2

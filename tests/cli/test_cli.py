@@ -389,7 +389,8 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path, monkeyp
 def test_a_run_loads_its_suite_reads_its_records_and_judges_them_once(tmp_path: Path) -> None:
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import read
-    from sparsebench.plan import request
+    from sparsebench.plan import suite
+    from sparsebench.records.store import Store
 
     calls: Counter[CodeType] = Counter()
     sys.setprofile(lambda frame, event, _: calls.update([frame.f_code] if event == "call" else []))
@@ -398,6 +399,6 @@ def test_a_run_loads_its_suite_reads_its_records_and_judges_them_once(tmp_path: 
     finally:
         sys.setprofile(None)
     assert result.exit_code == 0, result.output
-    once = {"suite": request.load, "the plan's records": store.heads, "the board's records": read}
+    once = {"suite": suite.load, "the plan's records": Store.summaries, "the board's records": read}
     assert {name: calls[function.__code__] for name, function in once.items()} == dict.fromkeys(once, 1)
     assert calls[judge.__code__] == 2, "over all tasks, and task by task"

@@ -70,8 +70,8 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
 
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
-    with beat(tmp_path, plan.expected, 2):
-        plan.expected.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
+    with beat(tmp_path, plan.forecast, 2):
+        plan.forecast.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
         assert soon(lambda: any(run.running for run in underway(tmp_path).values()))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
@@ -89,7 +89,7 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path, plan: 
         and "run the same command again" in result.output
     )
     assert "dense" not in result.output
-    with beat(tmp_path, plan.expected, 2):
+    with beat(tmp_path, plan.forecast, 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()
 
 
@@ -115,10 +115,10 @@ def test_the_next_run_removes_the_file_of_a_run_that_was_just_killed(
 def test_after_a_kill_what_is_left_is_what_has_no_record(
     tmp_path: Path, plan: planner.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", 1000.0)  # records are stored after the last update of the status
+    monkeypatch.setattr(progress, "STATUS_INTERVAL", 1000.0)  # records are stored after the last update of the status
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    with beat(tmp_path, plan.expected, 2):
+    with beat(tmp_path, plan.forecast, 2):
         assert soon(lambda: underway(tmp_path))
         ((path, run),) = underway(tmp_path).items()
         writer = store.Writer(tmp_path)
@@ -183,7 +183,7 @@ def test_dry_run_bar_and_status_say_the_same(
         processes = "1 worker process" if workers == 1 else f"{workers} worker processes"
         assert f"8 of 24 cells to run, on {processes}, about {left}\n" in capsys.readouterr().err
         states: list[Underway] = []
-        with beat(out, plan.expected, workers, states.append):
+        with beat(out, plan.forecast, workers, states.append):
             assert soon(lambda: bool(states))
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
         bar.beat(states[0])

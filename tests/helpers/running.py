@@ -10,11 +10,12 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Rerun, Setting
+from sparsebench.plan.request import Execution, Files, Request, Rerun
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Engine, Queue, in_process, in_workers
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.progress import SILENT, Callbacks
 
 
@@ -33,15 +34,15 @@ def inline(
     jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = 60.0, exclusive: bool = False
 ) -> Iterator[Record]:
     """Yield the record of each job, run in this process."""
-    setting = Setting(out, "cpu", execution=Execution(checkpoint=checkpoint, exclusive=exclusive))
-    return in_process(registry, Queue(jobs), setting)
+    environment = RunEnvironment(out, "cpu", execution=Execution(checkpoint=checkpoint, exclusive=exclusive))
+    return in_process(registry, Queue(jobs), environment)
 
 
 def local(
     jobs: Sequence[Job], workers: int, out: Path, most: int = 1, locations: Mapping[str, Path] = {}, **limits: Any
 ) -> Generator[Record, None, None]:
     """Yield the record of each job, run by worker processes in batches of up to `most` jobs."""
-    return in_workers(workers, Queue(jobs, most), Setting(out, "cpu", locations, Execution(**limits)))
+    return in_workers(workers, Queue(jobs, most), RunEnvironment(out, "cpu", locations, Execution(**limits)))
 
 
 def execute(

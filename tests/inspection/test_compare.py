@@ -13,9 +13,10 @@ from sparsebench.inspection.compare import BOTH, INKS, Comparison, compare, figu
 from sparsebench.inspection.pictures import BESIDE, GONE, Scene, Trainer, load_cell, rgb
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
-from sparsebench.plan.request import Execution, Files, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.tasks.base import relevant
@@ -83,7 +84,7 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
     options: Any = {"tasks": (TASK,), "model": VIT, "n_train": (40,), "seeds": 1}
     dense = Request(suite="quick-scratch", plugins=("dense",), alone=True, **options)
     plan = trainer(compared.out).plan(dense, registry)
-    cell = load_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
+    cell = load_cell(plan.jobs[-1], registry, Context(RunEnvironment(out=compared.out, device="cpu")))
     assert cell.cell == actual.cell
     shares = cell.test.relevance.numpy()
     matter, by_oracle = relevant(shares, cell.data.test.mask), actual.stages[0][1].kept

@@ -10,10 +10,11 @@ from running import execute
 from sparsebench.errors import UserError
 from sparsebench.inspection.pictures import GONE, Trainer, figure, load_cell, matters, paint, rgb, show, spread
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Execution, Files, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import numbers_of
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite, Spurious
@@ -74,7 +75,7 @@ def test_what_is_trained_is_not_trained_again_unless_its_weights_are_gone(traine
 
 def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
     out, planned, registry = trained
-    context, records = Context(Setting(out=out, device="cpu")), store.read(out)
+    context, records = Context(RunEnvironment(out=out, device="cpu")), store.read(out)
     seen = show(request("attn_topk", planned.jobs[2].files[0]), trainer(out), 8)
     assert seen.grid == (8, 8) and seen.pictures.shape == (8, 32, 32, 3)
     data = Spurious(test=40).draw(40, 0, {})

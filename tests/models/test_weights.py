@@ -11,7 +11,7 @@ from vits import ARCHITECTURES, vit
 
 from sparsebench.errors import UserError
 from sparsebench.models.timm_models import create_vit, load_weights, match_weights
-from sparsebench.plan.locate import locate_all
+from sparsebench.plan.locate import locate_weights
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 HEADS = ("head.", "head_dist.")
@@ -48,7 +48,7 @@ def test_weights_of_a_file_are_the_model_s(saved, make):
     path = saved(model)
     assert load_weights(again, path, fresh_head=False)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
-    assert [*locate_all([path])] == [f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"]
+    assert [*locate_weights([path])] == [f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"]
 
 
 @architectures

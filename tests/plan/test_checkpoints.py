@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,22 @@ def test_each_file_of_weights_is_a_network_by_its_name(pictures: Path, tmp_path:
     assert done.exit_code == 0 and "3 networks: net-1.pth, net-2.pth, net-3.pth" in done.output
     right = {path.name: answers(network(seed), pictures) for seed, path in enumerate(every, 1)}
     assert shown(tmp_path / "out", files_for(pictures, *weights)) == right
+
+
+def test_files_that_changed_since_an_earlier_plan_have_other_names(pictures: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(pictures, tmp_path / "pictures")
+    weights = saved(tmp_path / "net.pth", network(1).state_dict())
+    files, named = files_for(root, weights), []
+    for change in range(3):
+        if change == 1:
+            saved(weights, network(2).state_dict())
+        if change == 2:
+            next(root.rglob("*.png")).unlink()
+        plan = planned(tmp_path / "out", files)
+        cell = plan.jobs[0].cell
+        named.append({cell.model.params["weights"], cell.task.params["images"]})
+        assert named[-1] <= plan.locations.keys()
+    assert [len(one & two) for one, two in itertools.pairwise(named)] == [1, 1]
 
 
 def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Path, three: Path) -> None:

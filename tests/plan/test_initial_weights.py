@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save, save_file
 from sparsebench.inspection.pictures import load_cell
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Request, Setting
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.runner.environment import RunEnvironment
 
 
 @pytest.fixture(scope="module")
@@ -155,5 +156,5 @@ def test_the_network_that_is_looked_at_is_the_one_that_is_tested(run) -> None:
     from sparsebench.runner.prepare import Context
 
     weights = load_file(store.weights_path(out, jobs[-1].network))
-    network = load_cell(jobs[-1], Registry(), Context(Setting(out=out, device="cpu"))).network
+    network = load_cell(jobs[-1], Registry(), Context(RunEnvironment(out=out, device="cpu"))).network
     assert all(torch.equal(value, weights[name]) for name, value in network.module.state_dict().items())

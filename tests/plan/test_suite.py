@@ -10,10 +10,11 @@ from suite_text import suite_text
 from sparsebench.errors import UserError
 from sparsebench.inspection.pictures import Trainer
 from sparsebench.plan import plan as planner
-from sparsebench.plan import request as suites
+from sparsebench.plan import suite as suites
 from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
+from sparsebench.plan.locate import locate
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
@@ -69,7 +70,8 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
     taken = any("images" in registry.task(task.name).model_fields for task in suite.task)
-    jobs = expand(Request(suite=name), registry, Files(("digits",) * taken))
+    located = locate(Files(("digits",) * taken), [registry.task(task.name) for task in suite.task])
+    jobs = expand(Request(suite=name), registry, located)
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own
     assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"

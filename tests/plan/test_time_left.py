@@ -7,8 +7,8 @@ from measured import TINY
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.plan import Expected
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -40,7 +40,7 @@ def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_t
 def test_cells_of_a_kind_take_as_long_for_what_they_cost_whatever_strategy_and_seed() -> None:
     jobs = [job.model_copy(update={"cost": float(job.cell.n_train)}) for job in jobs_of("20", (4, 8, 16), 2)]
     four, eight = ([job for job in jobs if job.cell.n_train == n] for n in (4, 8))
-    expected = Expected(jobs, [took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)])
+    expected = Forecast(jobs, [took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)])
     assert [expected.seconds(job) for job in jobs] == [pytest.approx(job.cost / 2) for job in jobs]
     expected.done(took(eight[0], 2.0))
     assert {expected.seconds(job) for job in four} == {2.0} and {expected.seconds(job) for job in eight} == {2.0}
@@ -50,14 +50,14 @@ def test_cells_of_a_kind_take_as_long_for_what_they_cost_whatever_strategy_and_s
 def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
     jobs = jobs_of("20,30", (4,), 1)
     small, large = (next(job for job in jobs if job.cell.task.params["test"] == n) for n in (20, 30))
-    assert Expected(jobs).seconds(large) is None
-    assert Expected(jobs, [took(small, 2.0, status="timeout")]).seconds(small) is None
-    assert Expected(jobs, [took(small, 2.0)]).seconds(large) == pytest.approx(2.0 * large.cost / small.cost)
-    assert Expected(jobs, [took(small, 2.0), took(large, 9.0)]).seconds(small) == pytest.approx(2.0)
-    expected = Expected(jobs, [took(small, 2.0)], prior=lambda job: 7.0)
+    assert Forecast(jobs).seconds(large) is None
+    assert Forecast(jobs, [took(small, 2.0, status="timeout")]).seconds(small) is None
+    assert Forecast(jobs, [took(small, 2.0)]).seconds(large) == pytest.approx(2.0 * large.cost / small.cost)
+    assert Forecast(jobs, [took(small, 2.0), took(large, 9.0)]).seconds(small) == pytest.approx(2.0)
+    expected = Forecast(jobs, [took(small, 2.0)], prior=lambda job: 7.0)
     assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(2.0), pytest.approx(7.0))
     seconds = {job.cell.id: float(n) for n, job in enumerate(jobs)}
-    expected = Expected(jobs, prior=lambda job: seconds[job.cell.id])
+    expected = Forecast(jobs, prior=lambda job: seconds[job.cell.id])
     assert [expected.seconds(job) for job in jobs] == list(seconds.values()), "each job has its own"
 
 
@@ -65,17 +65,17 @@ def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_mos
     job = jobs_of(seeds=1)[0]
     cell = job.cell.model_copy(update={"where": "test"})
     test = job.model_copy(update={"cell": cell, "network": "f" * 16})
-    expected = Expected([job, test], [took(job, 60.0, 5), took(job, 60.0, 7), took(test, 0.5)])
+    expected = Forecast([job, test], [took(job, 60.0, 5), took(job, 60.0, 7), took(test, 0.5)])
     assert [expected.seconds(each) for each in (job, test)] == [60.0, 0.5]
     assert [expected.memory(each) for each in (job, test)] == [7, None]
 
 
 def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
     jobs = jobs_of("20,30", (4, 8))
-    kinds = [(job.cell.task.params["test"], job.cell.n_train, job.cost) for job in Expected(jobs).longest_first()]
+    kinds = [(job.cell.task.params["test"], job.cell.n_train, job.cost) for job in Forecast(jobs).longest_first()]
     assert {kind[:2] for kind in kinds[:4]} == {(20, 4), (20, 8), (30, 4), (30, 8)}
     assert [kind[2] for kind in kinds[4:]] == sorted((kind[2] for kind in kinds[4:]), reverse=True)
-    known = Expected(jobs, [took(jobs[0], 1.0)]).longest_first()
+    known = Forecast(jobs, [took(jobs[0], 1.0)]).longest_first()
     first = jobs[0].cell.task.params["test"], jobs[0].cell.n_train
     assert first not in {(job.cell.task.params["test"], job.cell.n_train) for job in known[:3]}, "one of it is done"
 
@@ -108,14 +108,14 @@ def test_the_workers_share_what_is_left(
     cells: int, begun: int, workers: list[int], gone: list[float], left: list[float]
 ) -> None:
     jobs = jobs_of()[:cells]
-    remaining = Expected(jobs, [took(jobs[0], 10.0)])
+    remaining = Forecast(jobs, [took(jobs[0], 10.0)])
     remaining.begin(list(remaining.left)[:begun], 0.0, 100.0)
     assert [remaining.time_left(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
 
 
 def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:
     jobs = jobs_of(seeds=1)[:3]
-    remaining = Expected(jobs)
+    remaining = Forecast(jobs)
     remaining.begin([jobs[0].cell.id], 0.0, 0.0)
     remaining.begin(["another run's"], 0.0, 0.0)
     assert remaining.time_left(1, 5.0) is None
@@ -135,7 +135,7 @@ def simulated(
     jobs: list[Job], seconds: dict[str, float], workers: int
 ) -> tuple[float, list[tuple[float, float | None]]]:
     """Return the end of a simulated run that begins at 0, and its estimates with their times."""
-    expected = Expected(jobs)
+    expected = Forecast(jobs)
     queue = Queue(expected.longest_first())
     now, under_way, idle, estimates = 0.0, list[tuple[float, int, Job]](), set(range(workers)), []
     while True:

@@ -12,7 +12,8 @@ from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.locate import Networks
-from sparsebench.plan.request import Request, load
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

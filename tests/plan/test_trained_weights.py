@@ -23,12 +23,13 @@ from sparsebench.inspection.pictures import Trainer
 from sparsebench.inspection.speed import expect_tests
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Execution, Files, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Record
 from sparsebench.records.table import row_of
 from sparsebench.runner import run as runs
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, prepare
 from sparsebench.tasks.folder import Folder, cut_out
 from sparsebench.tasks.sources.files import read_rgb
@@ -136,7 +137,7 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
     heads = []
     for repetition in (0, 1):
         (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
-        cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu", locations=plan.locations)))
+        cell = prepare(job, Registry(), Context(RunEnvironment(out=tmp_path, device="cpu", locations=plan.locations)))
         state = cell.network.module.state_dict()
         assert cell.start.name == job.cell.model.params["weights"]
         for name, value in load_file(weights).items():
@@ -152,7 +153,7 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     trains = {"suite": "quick", "tasks": (TRAINS,), "n_train": (10,), "seeds": 1}
     plan = planned(tmp_path, Files(weights=(path,)), plugins=("dynamic_vit", "attn_topk"), **trains)
     jobs = {job.cell.strategy.name: job for job in plan.jobs}
-    context = Context(Setting(out=tmp_path, device="cpu", locations=plan.locations))
+    context = Context(RunEnvironment(out=tmp_path, device="cpu", locations=plan.locations))
     assert prepare(jobs["attn_topk"], Registry(), context).teacher is None
     taught = jobs["dynamic_vit"]
     assert taught.cell.init == jobs["dense"].cell

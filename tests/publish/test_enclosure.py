@@ -14,7 +14,8 @@ from sparsebench.runner.devices import variables
 
 def output(command: list[str]) -> str:
     """Return what a command prints that is started as workers' server is."""
-    done = subprocess.run([*process.PREFIX, *command], env=variables(), capture_output=True, text=True)
+    assert command[0] == sys.executable
+    done = subprocess.run([*process.python_command(), *command[1:]], env=variables(), capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
@@ -37,7 +38,7 @@ def test_strangers_have_neither_secrets_nor_the_network(tmp_path: Path, monkeypa
         said = output([sys.executable, "-c", code])
     assert "A_TOKEN" not in said and "SSH_AUTH_SOCK" not in said and "PATH" in said, said
     assert ("no network" in said) == bool(has_sandbox() or no_network()), said
-    assert os.environ["A_TOKEN"] == "secret" and process.PREFIX == []
+    assert os.environ["A_TOKEN"] == "secret" and process.python_command() == (sys.executable,)
 
 
 FILES = """

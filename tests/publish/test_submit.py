@@ -197,7 +197,7 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(tmp_path: 
     (asked,) = manifests.suites(strange)
     older = edited(strange, tmp_path, beside=manifests.SUITES)
     named = asked.model_copy(update={"name": "smoke"})
-    store.keep(older / manifests.SUITES, named.model_dump(mode="json"))
+    store.Store(older).keep(manifests.SUITES, named.model_dump(mode="json"))
     made = submit(older, tmp_path / "to")
     assert made.notes == ["cells of task 'small' cannot be replayed: a submission has no plugin but the strategy's"]
     replayed = call("verify", made.folder, "--replay", 1, "--yes")

@@ -195,7 +195,7 @@ def test_torn_and_many_odd_lines_are_left_out(out: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(("version", "said"), [(SCHEMA + 1, "upgrade sparsebench"), (OLDEST - 1, "that wrote it")])
-@pytest.mark.parametrize("read", [store.read, store.heads])
+@pytest.mark.parametrize("read", [store.read, store.summaries])
 def test_a_record_of_another_version_is_refused(out: Path, read: Any, version: int, said: str) -> None:
     path = add(out, *like_first(out, lambda raw: None, lambda raw: raw.update(schema_version=version)))
     before = path.read_bytes()

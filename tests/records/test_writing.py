@@ -131,7 +131,7 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_holds_no_records_and_can_be_made(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    assert store.read(out) == store.heads(out) == {} and not out.exists()
+    assert store.read(out) == store.summaries(out) == {} and not out.exists()
     store.check_writable(out)
     assert out.is_dir() and [p for p in out.rglob("*") if p.is_file()] == []
 
@@ -139,11 +139,11 @@ def test_a_folder_that_is_not_there_holds_no_records_and_can_be_made(tmp_path: P
 def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
     """Segments of published folders of all ages."""
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
-    records, heads, rows = store.read(tmp_path), store.heads(tmp_path), rows_in(tmp_path)
+    records, summaries, rows = store.read(tmp_path), store.summaries(tmp_path), rows_in(tmp_path)
     store.seal(tmp_path)
     assert not store.segments(tmp_path) and len(store.sealed_files(tmp_path)) == 5
     assert store.read(tmp_path) == records
-    assert store.heads(tmp_path) == heads and rows_in(tmp_path) == rows
+    assert store.summaries(tmp_path) == summaries and rows_in(tmp_path) == rows
 
 
 def test_a_segment_that_is_written_is_not_sealed_and_a_dead_writers_is(tmp_path: Path, make_record: Make) -> None:
@@ -159,6 +159,29 @@ def test_a_segment_that_is_written_is_not_sealed_and_a_dead_writers_is(tmp_path:
         writer.kill()
     store.seal(tmp_path)
     assert (store.segments(tmp_path), len(store.sealed_files(tmp_path)), len(store.read(tmp_path))) == ([], 2, 2)
+
+
+def test_an_open_store_is_as_it_was_until_it_is_refreshed(tmp_path: Path, make_record: Make) -> None:
+    """Others seal files, merge new ones in their place, and remove them meanwhile."""
+    filled(tmp_path, make_record())
+    opened = store.Store(tmp_path)
+    assert len(opened.summaries()) == 1 and not opened.sidecars("environments")
+    files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "3"}')
+    filled(tmp_path, make_record(repetition=1))
+    store.seal(tmp_path)
+    assert len(opened.summaries()) == 1 and not opened.sidecars("environments")
+    opened.refresh()
+    assert opened.summaries() == store.summaries(tmp_path) and len(opened.newest()) == 2
+    assert opened.sidecars("environments") == {"environments/a.json": '{"python": "3"}'}
+
+    filled(tmp_path / "other", *(make_record(repetition=k) for k in range(2, 5)))
+    store.merge([tmp_path / "other"], tmp_path / "merged")
+    first, second = store.sealed_files(tmp_path)
+    os.replace(tmp_path / "merged" / "records" / "merged.parquet", first)
+    second.unlink()
+    opened.refresh()
+    assert opened.summaries() == store.summaries(tmp_path) == store.summaries(tmp_path / "other")
+    assert opened.sidecars("environments") == store.sidecars(tmp_path, "environments") == {}
 
 
 def test_what_lies_beside_the_records_goes_with_them(tmp_path: Path, make_record: Make) -> None:
@@ -212,8 +235,8 @@ def test_what_was_said_before_there_was_more_to_say_gives_way(tmp_path: Path) ->
     old = {"name": "mine", "sha256": "0", "kind": "deployable", "site": "input", "trained": False, "adaptive": False,
            "citation": "", "bibtex": ""}  # fmt: skip
     for said in ({}, {"how": "merge"}):
-        store.keep(tmp_path / "strategies", old | said)
+        store.Store(tmp_path).keep("strategies", old | said)
         assert manifests.strategies(tmp_path)["mine", "0"].how == said.get("how", "")
     for name, file in (("a", "w.pt"), ("a", "x/w.pt"), ("b", "x/w.pt"), ("c", "v.pt")):
-        store.keep(tmp_path / "files", {"name": name, "file": file})
+        store.Store(tmp_path).keep("files", {"name": name, "file": file})
     assert manifests.file_names(tmp_path) == {"a": "x/w.pt (a)", "b": "x/w.pt (b)", "c": "v.pt"}

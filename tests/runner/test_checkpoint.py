@@ -11,13 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench import files
 from sparsebench.plan import plan as planner
+from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Execution, Request, Setting
+from sparsebench.plan.request import Execution, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Queue
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.progress import Callbacks
 from sparsebench.training.loop import Checkpoint
 
@@ -38,7 +40,7 @@ def job(job_of: Any) -> Job:
 
 def run(job: Job, out: Path, every: float = OFTEN) -> Record:
     new: list[Record] = []
-    plan = planner.Plan([job], [job], {}, [job], store.heads(out), planner.Expected([job]), request=None)
+    plan = planner.Plan([job], [job], {}, [job], store.summaries(out), Forecast([job]), request=None)
     execution = Execution("cpu", "failed", jobs=0, checkpoint=every)
     runs.carry_out(plan, execution, Registry(), out, Callbacks(on_record=new.append))
     return new[0]
@@ -151,7 +153,7 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
         store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
     there = []
 
-    def looks(queue: Queue, _: Setting) -> Generator[Record, None, None]:
+    def looks(queue: Queue, _: RunEnvironment) -> Generator[Record, None, None]:
         there.append(sorted(path.parent.iterdir()))
         while jobs := queue.take():
             for job in jobs:

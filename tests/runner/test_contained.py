@@ -17,11 +17,12 @@ from running import execute, inline, jobs_of, local, planned
 from sparsebench import seeds
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Request, Setting
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner.engines import Queue, in_process
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cells
 
@@ -104,7 +105,7 @@ def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
     job_of: Callable[..., list[Job]], samples: Path, tmp_path: Path, alone: bool
 ) -> None:
     (job,) = job_of(str(samples / "interrupts.py"), n_train=4)
-    context = Context(Setting(out=tmp_path, device="cpu"), alone=alone)
+    context = Context(RunEnvironment(out=tmp_path, device="cpu"), alone=alone)
     if alone:
         (record,) = run_cells([job], Registry(), context)
         assert record.status == "failed" and "KeyboardInterrupt" in reason(record)
@@ -202,8 +203,8 @@ def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, re
     """Run the request, and pass records of cells that others start from to `disturb`; return the stored records."""
     jobs = {job.cell.id: job for job in planned(out, **STARTED).jobs}
 
-    def disturbed(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
-        for record in in_process(Registry(), queue, setting):
+    def disturbed(queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
+        for record in in_process(Registry(), queue, environment):
             job = jobs[record.cell_id]
             yield disturb(job, record) if job.keep_weights else record
 

@@ -20,11 +20,11 @@ from waiting import soon
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.engines import Queue
+from sparsebench.runner.environment import RunEnvironment
 
 distributed = pytest.importorskip("distributed")
 
@@ -38,7 +38,7 @@ def records_of(
     out: Path,
     on_begin: Any = lambda cells, share: None,
 ) -> Iterator[Record]:
-    return cluster.records(Queue(jobs, begin=on_begin), Setting(out=out, device="cpu"))
+    return cluster.records(Queue(jobs, begin=on_begin), RunEnvironment(out=out, device="cpu"))
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -136,7 +136,7 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
     jobs, records = jobs_of(tasks=(LONG,), seeds=10), []
     queue = Queue(jobs)
-    for record in cluster.records(queue, Setting(out=tmp_path, device="cpu")):
+    for record in cluster.records(queue, RunEnvironment(out=tmp_path, device="cpu")):
         records.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
         queue.close()

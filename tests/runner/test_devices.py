@@ -24,15 +24,15 @@ from sparsebench.plan.request import TIMEOUT, Execution
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import devices
-from sparsebench.runner.devices import SETTINGS, THREADS, places, turn, variables
+from sparsebench.runner.devices import NUMERIC_VARIABLES, THREADS, places, turn, variables
 from sparsebench.runner.process import memory_over
 from sparsebench.runner.run_cell import one_thread
 
-DESCRIBE = "import json; from sparsebench.runner.devices import environment; print(json.dumps(environment()))"
+DESCRIBE = "import json; from sparsebench.runner.devices import machine; print(json.dumps(machine()))"
 
 
 def described(**variables: str) -> dict[str, str]:
-    known = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    known = {name: value for name, value in os.environ.items() if name not in NUMERIC_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", DESCRIBE], env=known | variables, capture_output=True, text=True, check=True
     )
@@ -43,7 +43,7 @@ def described(**variables: str) -> dict[str, str]:
 def test_the_environment_names_what_libraries_compute_with_and_no_numbers_of_threads() -> None:
     usual = described()
     assert usual["capability"] == torch.backends.cpu.get_cpu_capability()
-    assert not usual.keys() & set(SETTINGS)
+    assert not usual.keys() & set(NUMERIC_VARIABLES)
     assert described(OMP_NUM_THREADS="3", MKL_NUM_THREADS="2") == usual
     default = described(ATEN_CPU_CAPABILITY="default")
     assert default == usual | {"capability": "DEFAULT", "ATEN_CPU_CAPABILITY": "default"}

@@ -19,12 +19,13 @@ from waiting import soon
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Request, Setting
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner import prepare, process
 from sparsebench.runner.engines import Queue, in_process, in_workers
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.strategy.budget import FULL
 from sparsebench.tasks.base import Data
@@ -179,7 +180,7 @@ COUNTED: list[int] = []
 def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPatch, most: int, times: int) -> None:
     monkeypatch.setattr(prepare, "MOST", most)
     COUNTED.clear()
-    context, task = Context(Setting(out=Path(), device="cpu")), Counted(canvas=16, foreground=8, test=20)
+    context, task = Context(RunEnvironment(out=Path(), device="cpu")), Counted(canvas=16, foreground=8, test=20)
     cells = [job.cell for job in jobs_of(n_train=(4,))]
     draws = [context.draw(task, cell) for cell in cells]
     assert len(COUNTED) == times and len(draws) == 4
@@ -188,8 +189,8 @@ def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_path: Path) -> None:
-    def loses(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
-        yield from (record for record in in_process(Registry(), queue, setting) if record.label != "random")
+    def loses(queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
+        yield from (record for record in in_process(Registry(), queue, environment) if record.label != "random")
 
     (lost,) = (job.cell.id for job in planned(tmp_path).todo if job.label == "random")
     with pytest.raises(UserError) as error:
@@ -208,7 +209,7 @@ def test_an_engine_says_which_share_of_a_training_is_done(tmp_path: Path) -> Non
     jobs = jobs_of(str(file), suite="quick-scratch", tasks=(task,), n_train=(2,))
     reports: list[tuple[Sequence[str], float]] = []
     queue = Queue([job for job in jobs if job.label == "slow"], begin=lambda *report: reports.append(report))
-    (record,) = in_workers(1, queue, Setting(out=tmp_path / "out", device="cpu"))
+    (record,) = in_workers(1, queue, RunEnvironment(out=tmp_path / "out", device="cpu"))
     assert record.status == "ok", record.failure
     shares = [share for cells, share in reports if list(cells) == [record.cell_id]]
     assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from sparsebench.measure.cost import Step
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Outcomes, Record, numbers_of
 from sparsebench.runner import run_cell
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, prepare
 from sparsebench.strategy.spec import fill
 
@@ -334,10 +334,10 @@ def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(job_of: Any, tmp_
 def test_a_training_says_which_share_of_its_steps_is_done(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, shares: list[float]
 ) -> None:
-    monkeypatch.setattr(run_cell, "EVERY", 0.0)
+    monkeypatch.setattr(run_cell, "REPORT_INTERVAL", 0.0)
     reports: list[float] = []
     jobs = job_of("dense", f"composite:{recipe},test=10,pretrain_epochs=0", n_train=8)
-    context = Context(Setting(out=tmp_path, device="cpu"), begin=lambda _, done: reports.append(done))
+    context = Context(RunEnvironment(out=tmp_path, device="cpu"), begin=lambda _, done: reports.append(done))
     assert [record.status for record in run_cell.run_cells(jobs, Registry(), context)] == ["ok"]
     assert reports == [0.0, *shares]
 
@@ -372,7 +372,7 @@ def jobs(job_of: Any) -> list[Job]:
 def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: list[Job], tmp_path: Path) -> None:
     start, dense, job = jobs
     run([start, dense], tmp_path)
-    prepared = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
+    prepared = prepare(job, Registry(), Context(RunEnvironment(out=tmp_path, device="cpu")))
     first = {name: value.clone() for name, value in prepared.network.module.state_dict().items()}
     learned = [name for name in first if name.startswith(f"{LEARNED}.")]
     assert {name.split(".")[1] for name in learned} == {"1", "2"}
@@ -390,7 +390,7 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     start, dense, job = jobs
     trained = run([start, dense], tmp_path)
     assert "weights" in trained.notes and dense.cell == job.cell.init and start.cell == dense.cell.init
-    cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
+    cell = prepare(job, Registry(), Context(RunEnvironment(out=tmp_path, device="cpu")))
     weights = load_file(store.weights_path(tmp_path, dense.cell.id))
     assert cell.start.name == trained.notes["weights"]
     state = cell.network.module.state_dict()
@@ -405,7 +405,7 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     assert predicted.tolist() == numbers_of(trained.outcomes.predicted, len(predicted)).tolist()
     assert not any(weight.requires_grad for weight in cell.teacher.module.parameters())  # type: ignore[attr-defined]
     # A network of other classes does not provide its output layer.
-    other = prepare(dense, Registry(), Context(Setting(out=tmp_path, device="cpu")))
+    other = prepare(dense, Registry(), Context(RunEnvironment(out=tmp_path, device="cpu")))
     assert not torch.equal(other.network.module.head.weight, weights["head.weight"]) and other.teacher is None
 
 

@@ -172,7 +172,7 @@ COMMAND = [
 
 def cells_of(out: Path) -> list[str]:
     """Return the cells of all records, sealed or not."""
-    return store.rows(out, counted=False)["cell_id"].to_pylist() if store.heads(out) else []
+    return store.rows(out, counted=False)["cell_id"].to_pylist() if store.summaries(out) else []
 
 
 def finish(out: Path) -> tuple[str, int]:

@@ -12,9 +12,9 @@ from PIL import Image
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Vit
-from sparsebench.plan.request import Setting
 from sparsebench.records import store
 from sparsebench.runner import prepare
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
 from sparsebench.tasks.sources.composites import locate_images
@@ -317,7 +317,7 @@ def test_a_set_with_its_own_task_is_refused_by_other_tasks(waterbirds, tmp_path,
 
 
 def on_device(split, device):
-    return prepare.Context(Setting(out=Path(), device=device)).samples(split, None)
+    return prepare.Context(RunEnvironment(out=Path(), device=device)).samples(split, None)
 
 
 @pytest.mark.parametrize(("room", "kind"), [(28 * 192 - 1, "cpu"), (28 * 192, "meta")])

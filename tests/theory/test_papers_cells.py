@@ -22,7 +22,7 @@ from sparsebench_theory.spatial.network import PositionalViT
 from sparsebench_theory.spatial.task import Spatial
 
 from sparsebench.errors import UserError
-from sparsebench.plan import request as suites
+from sparsebench.plan import suite as suites
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from sparsebench.inspection.pictures import load_cell
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import prepare
+from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import one_thread, run_cells
 
@@ -69,7 +69,7 @@ def run(jobs: list[Job], out: Path, context: Context | None = None) -> Record:
 
 
 def context_of(out: Path) -> Context:
-    return Context(Setting(out=out, device="cpu"))
+    return Context(RunEnvironment(out=out, device="cpu"))
 
 
 def same(a: Record, b: Record) -> bool:
