@@ -52,7 +52,7 @@ def test_the_records_give_the_board_that_is_kept(name: str) -> None:
     assert not others
 
 
-def test_what_is_shown_of_boards_is_what_is_kept(drawn: None) -> None:
+def test_what_is_shown_of_boards_is_what_is_kept() -> None:
     for name, text in golden_boards.shown():
         lines, kept = (part.splitlines() for part in (text, (golden_boards.GOLDEN / "shown" / name).read_text("utf-8")))
         assert len(lines) == len(kept), name
