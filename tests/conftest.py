@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 from measured import TINY
 from samples import SAMPLES
 
-from sparsebench.board import picture
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import prerequisites
@@ -27,8 +26,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
-from sparsebench.runner.process import Server
-from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 
@@ -101,20 +98,16 @@ ENTRIES = registry.entries
 
 
 @pytest.fixture(scope="session", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Use a separate cache of decoded pictures, and start no server process before a test needs one.
+def isolation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Use a separate cache of decoded pictures, and search installed plugins once for each sys.path.
 
-    The picture of a run's board is empty, because drawing takes longer than a small run; tests of pictures draw it. A
-    batch is timed once, not seven times. Installed plugins are searched once for each sys.path.
+    Neither changes what is tested. Users choose the folder of the cache too, and it must not have pictures of earlier
+    tests. A search takes longer than a small test, and what is installed does not change while tests run. Nothing else
+    may be replaced here: a test that needs a replacement asks for it by name.
     """
-    from sparsebench.runner import run_cell  # imports torch, which the controller of xdist does not need
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entries", lambda: dict(_entries(os.environ[registry.HIDDEN], tuple(sys.path))))
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(Server, "begin", lambda self: None)
-        patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))
-        patch.setattr(run_cell, "seconds_per_batch", functools.partial(run_cell.seconds_per_batch, repeats=1))
         yield
 
 

@@ -192,26 +192,29 @@ def speed(
     from sparsebench.inspection.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.runner.devices import first_of, resolve_device
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    is_used = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if is_used:
         raise UserError(f"{out} already exists and is not overwritten", next_step="give another --out")
     names = models.split(",")
     if weights is not None and len(names) > 1:
         raise UserError("--weights needs exactly one MODEL", got=models)
-    networks = {
-        name.removeprefix("timm:").removeprefix("arch="): timm_model(name, weights, weights_key, fetch=False)
-        for name in names
-    }
+    networks = {}
+    for name in names:
+        label = name.removeprefix("timm:").removeprefix("arch=")
+        networks[label] = timm_model(name, weights, weights_key, fetch=False)
     settings["modes"] = settings["modes"] or MODES
     measured = measure(networks, strategies, device=first_of(resolve_device(device)), **settings)
+
     rows: list[Row] = []
     out.mkdir(parents=True, exist_ok=True)
     with (out / "speed.jsonl").open("a", encoding="utf-8") as file:
-        for row in measured:
+        for row in measured:  # measured rows are not lost if a later one fails
             rows.append(row)
             file.write(lines([row]))
             file.flush()
     write_whole(out / "timm.csv", timm_csv(rows).encode())
     write_whole(out / "speed.png", draw(rows))
+
     several = len({row.network for row in rows}) > 1
     body = [{"network": row.network} | _cells(row) if several else _cells(row) for row in rows]
     click.echo(tabulate(body, headers="keys", disable_numparse=True))

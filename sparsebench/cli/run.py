@@ -26,6 +26,8 @@ from sparsebench.records.record import ANSWERS, Record
 from sparsebench.runner.progress import Progress, Underway, cells_of, clock, left_of, remedy, time_of, underway
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sparsebench.plan.forecast import Forecast
     from sparsebench.plan.plan import Plan
 
@@ -72,28 +74,39 @@ def run(
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 
-    result = board.judged
-    whole = notes or form != "table"
-    lines = board.notes if whole else notes_on(finished, result, folder, technical=False)
-    write(render(report(result, lines, whole=form != "latex" and not choice.names), form, choice), form)
+    all_notes = notes or form != "table"
+    lines = board.notes if all_notes else notes_on(finished, board.judged, folder, technical=False)
+    content = report(board.judged, lines, whole=form != "latex" and not choice.names)
+    write(render(content, form, choice), form)
+
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
-    shown = {*result.rows["strategy"], *finished["strategy"]}
-    if others := sorted(_strategies_in(folder) - shown):
+    shown = {*board.judged.rows["strategy"], *finished["strategy"]}
+    others = sorted(_strategies_in(folder) - shown)
+    if others:
         names = few(others, width=60)
         click.echo(f"{out} also has results of {names}: `sparsebench leaderboard {out}` shows all", err=True)
-    lost = finished[~finished["status"].isin(ANSWERS)]["status"]
-    deployable = finished[finished["kind"] == "deployable"]["status"]
+    click.echo(_next_step(finished, out), err=True)
+    sys.exit(1 if len(_lost(finished)) else 0)
+
+
+def _lost(finished: pd.DataFrame) -> pd.Series:
+    """Return the statuses of the cells that gave no answer."""
+    return finished[~finished["status"].isin(ANSWERS)]["status"]
+
+
+def _next_step(finished: pd.DataFrame, out: Path) -> str:
+    """Return what the user may do after a run with these records."""
+    lost = _lost(finished)
     if len(lost):
-        click.echo(remedy(lost), err=True)
-    elif (deployable == "ok").any():
-        click.echo(f"next: sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html", err=True)
-    elif len(deployable):
-        click.echo("next: give the strategy what it lacks (see the note above), and run the same command", err=True)
-    else:
-        click.echo(f"next: sparsebench run STRATEGY --out {out}; `sparsebench list` has strategies", err=True)
-    sys.exit(int(bool(len(lost))))
+        return remedy(lost)
+    deployable = finished[finished["kind"] == "deployable"]["status"]
+    if (deployable == "ok").any():
+        return f"next: sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html"
+    if len(deployable):
+        return "next: give the strategy what it lacks (see the note above), and run the same command"
+    return f"next: sparsebench run STRATEGY --out {out}; `sparsebench list` has strategies"
 
 
 def _strategies_in(folder: store.Store) -> set[str]:
@@ -189,27 +202,40 @@ def status(folder: Path) -> None:
     The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
     """
     opened = store.Store(folder)
-    records, runs, lists = list(opened.records().values()), underway(folder).values(), cells_of(folder)
+    records = list(opened.records().values())
+    runs = underway(folder).values()
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
+
+    # The strategy of each cell that is left: of the runs, and of other shards.
     started = opened.newest()
-    own = {name: left_of(cells.own, started) for name, cells in lists.items()}
-    of_runs = {cell_id: label for cells in own.values() for cell_id, label in cells.items()}
-    others = {cell_id: label for cells in lists.values() for cell_id, label in left_of(cells.others, started).items()}
-    rows = _counts(records, (others | of_runs).values(), [run for run in runs if run.alive])
+    left_of_run: dict[str, Mapping[str, str]] = {}
+    of_runs: dict[str, str] = {}
+    of_others: dict[str, str] = {}
+    for name, cells in cells_of(folder).items():
+        left_of_run[name] = left_of(cells.own, started)
+        of_runs |= left_of_run[name]
+        of_others |= left_of(cells.others, started)
+
+    rows = _counts(records, (of_others | of_runs).values(), [run for run in runs if run.alive])
     write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n")
     for run in runs:
-        left = len(own[run.cells]) if run.cells in own else sum(run.left.values())
-        silent = "" if run.stopped else f", or has not reported for {clock(time.time() - run.updated)}"
-        about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
-        longest = f"the longest running cell: {clock(time.time() - run.since)}"
-        ended = f" was stopped with {left} cells left{silent}: run the same command again to continue"
-        text = f": {about}; {longest}" if run.alive else ended
-        write(f"the run on {plain(run.host)} (process {run.pid}){text}\n")
+        left = len(left_of_run[run.cells]) if run.cells in left_of_run else sum(run.left.values())
+        write(f"the run on {plain(run.host)} (process {run.pid}){_state_of(run, left)}\n")
     if not runs:
         click.echo("no run is under way")
-    if rest := len(others.keys() - of_runs.keys()):
+    rest = len(of_others.keys() - of_runs.keys())
+    if rest:
         write(f"{rest} cells of other shards have no record: run these shards\n")
+
+
+def _state_of(run: Underway, left: int) -> str:
+    """Return the end of a sentence about a run: what is left, and for how long it runs or is silent."""
+    if run.alive:
+        longest = f"the longest running cell: {clock(time.time() - run.since)}"
+        return f": {left} cells without a record, {time_of(run.seconds, 'about ')}; {longest}"
+    silent = "" if run.stopped else f", or has not reported for {clock(time.time() - run.updated)}"
+    return f" was stopped with {left} cells left{silent}: run the same command again to continue"
 
 
 def _counts(records: Iterable[Record], left: Iterable[str], runs: Iterable[Underway]) -> list[dict[str, str | int]]:

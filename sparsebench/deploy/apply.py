@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sparsebench import seeds
 from sparsebench.deploy.sparse_model import SparseModel, describe
 from sparsebench.errors import UserError, one_line
+from sparsebench.measure.cost import CostModel
 from sparsebench.measure.schedule import TokenSchedule, only_schedule
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
@@ -83,42 +84,64 @@ def apply(
         UserError: the model, the strategy or an argument is not supported; the model is unchanged.
     """
     _check_model(model)
-    for key in SHARES:
-        if isinstance(value := options.get(key), str):
-            raise UserError(f"{key} must be a number", got=repr(value), allowed="(0, 1]")
+    _check_shares(options)
     instance, budget, name = strategy_of(strategy, options)
-    cfg = getattr(model, "pretrained_cfg", None) or {}
+
     with supported("this network", got=type(model).__name__, allowed=TAKES):
-        network = DeepViT(
-            model,
-            mean=cfg.get("mean", 0.5) if mean is None else mean,
-            std=cfg.get("std", 0.5) if std is None else std,
-        )
-        _check_pixels(network.channels, mean=mean, std=std)
+        network = _network_of(model, mean, std)
         chooses = budget is not None and budget.schedule == AUTO
         _check_strategy(instance, learned, images, labels, chooses)
         network.check(instance)
-        if budget is None:  # all tokens as upper bounds, wherever it acts
-            blocks = TokenSchedule(FULL, instance.traits(), network.cost).blocks
-            amount = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
-        else:
-            amount = fit_budget(budget, instance, None, network.cost)
-            budget = amount if chooses else budget
+        amount = _amount_of(instance, budget, network.cost)
         if amount.schedule == AUTO:
-            budget = amount = choose_on_images(network, instance, amount, images, seed).counts
+            amount = choose_on_images(network, instance, amount, images, seed).counts
+        if chooses:
+            budget = amount
         actor = Actor(instance, amount, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
     if learned is not None:
         _load(actor, learned)
     if images is not None and instance.fits():
         _fit_on_images(network, actor, images, labels, seed)
+
     sparse = SparseModel(network, actor, spec_of(instance, budget, name))
-    macs = None if instance.trains_only or instance.adaptive else amount.macs
-    if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
+    # An adaptive strategy has no fixed cost, and one that acts only in training has that of dense.
+    misses = not (instance.trains_only or instance.adaptive) and _misses(amount.macs, sparse.macs_ratio)
+    if misses:
         warnings.warn(
             f"'{sparse.spec}' has {sparse.macs_ratio:.3f} of the dense MACs on this network, the closest possible",
             stacklevel=2,
         )
     return sparse
+
+
+def _misses(asked: float | None, ratio: float) -> bool:
+    """Return whether a network's share of the dense MACs is far from the requested one, if one is requested."""
+    return asked is not None and abs(ratio - asked) > FAR
+
+
+def _network_of(model: nn.Module, mean: Any, std: Any) -> DeepViT:
+    """Return the network on which a strategy acts, which shares the weights of a timm model.
+
+    Raises:
+        UserError: the number of means or standard deviations is wrong.
+        UnsupportedError: see `DeepViT`.
+    """
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    network = DeepViT(
+        model,
+        mean=cfg.get("mean", 0.5) if mean is None else mean,
+        std=cfg.get("std", 0.5) if std is None else std,
+    )
+    _check_pixels(network.channels, mean=mean, std=std)
+    return network
+
+
+def _amount_of(strategy: Strategy, budget: Budget | None, cost: CostModel) -> Budget:
+    """Return a budget as this strategy uses it on a network; without a budget, all tokens may stay in each block."""
+    if budget is not None:
+        return fit_budget(budget, strategy, None, cost)
+    blocks = TokenSchedule(FULL, strategy.traits(), cost).blocks
+    return Budget(counts=(cost.tokens,) * len(blocks), blocks=blocks)
 
 
 def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = True) -> Any:
@@ -174,47 +197,68 @@ def strategy_of(
     Raises:
         UserError: a name is unknown, an option is given twice, has several values or is missing.
     """
-    keys = set(options) & set(BUDGET_KEYS)
+    budget_keys = set(options) & set(BUDGET_KEYS)
     if isinstance(strategy, str):
         spec = parse(strategy)
-        if clash := sorted(set(spec.params) & set(options)):
-            raise UserError(f"'{clash[0]}' is given twice", got=f"'{strategy}' and {clash[0]}={options[clash[0]]}")
-        settings = settings_of(strategy, Registry(), more=options)
-        if len(settings) != 1:
-            raise UserError(
-                "a network takes one strategy at one budget",
-                got=f"'{strategy}', which is {len(settings)}",
-                next_step="name one, or give its class",
-            )
-        ((instance, budget),), name = settings, spec.name
-        keys |= set(spec.params) & set(BUDGET_KEYS)
+        name = spec.name
+        instance, budget = _from_name(strategy, options)
+        budget_keys |= set(spec.params) & set(BUDGET_KEYS)
     else:
-        if isinstance(strategy, Strategy):
-            instance = strategy
-            if names := sorted(set(options) - keys):
-                raise UserError(
-                    f"'{instance.name}' is an instance, so its parameters are fixed",
-                    got=", ".join(f"{key}={options[key]}" for key in names),
-                    allowed=BUDGET_KEYS,
-                    next_step="give the parameters when you create it",
-                )
-        elif problem := complaint(strategy):
-            raise UserError(problem, next_step="give a name, as in 'tome:per_block=13', or a strategy")
-        else:
-            params = {key: value for key, value in options.items() if key not in keys}
-            instance = fill(strategy, params, f"strategy '{strategy.name}'", BUDGET_KEYS)
-        name, amounts = instance.name, {key: options[key] for key in options if key in keys}
-        budget = fill(Budget, amounts, f"the budget of '{name}'") if keys & set(AMOUNTS) else None
-    if not instance.budgeted and keys:
-        raise UserError(f"'{instance.name}' has no budget", got=", ".join(sorted(keys)), next_step="leave it out")
-    if instance.budgeted and budget is None:
-        bare = any(not parse(setting.words).params.keys() & AMOUNTS for setting in instance.published)
-        if keys or not (bare and instance.adaptive):
+        amounts = {key: value for key, value in options.items() if key in budget_keys}
+        params = {key: value for key, value in options.items() if key not in budget_keys}
+        instance = _from_object(strategy, params)
+        name = instance.name
+        budget = fill(Budget, amounts, f"the budget of '{name}'") if budget_keys & set(AMOUNTS) else None
+
+    if not instance.budgeted:
+        if budget_keys:
+            got = ", ".join(sorted(budget_keys))
+            raise UserError(f"'{instance.name}' has no budget", got=got, next_step="leave it out")
+        return instance, FULL, name
+    if budget is None and (budget_keys or not _may_lack_budget(instance)):
+        raise UserError(
+            f"the budget of '{instance.name}' is missing",
+            next_step="give one, such as macs=0.5, keep_rate=0.7 or per_block=13",
+        )
+    return instance, budget, name
+
+
+def _from_name(text: str, options: dict[str, Any]) -> tuple[Strategy, Budget | None]:
+    """Return the strategy and the budget of a value of `--plugin`, which the options complete."""
+    clash = sorted(set(parse(text).params) & set(options))
+    if clash:
+        raise UserError(f"'{clash[0]}' is given twice", got=f"'{text}' and {clash[0]}={options[clash[0]]}")
+    settings = settings_of(text, Registry(), more=options)
+    if len(settings) != 1:
+        raise UserError(
+            "a network takes one strategy at one budget",
+            got=f"'{text}', which is {len(settings)}",
+            next_step="name one, or give its class",
+        )
+    return settings[0]
+
+
+def _from_object(strategy: type[Strategy] | Strategy, params: dict[str, Any]) -> Strategy:
+    """Return an instance unchanged, or an instance of a class with these parameters."""
+    if isinstance(strategy, Strategy):
+        if params:
             raise UserError(
-                f"the budget of '{instance.name}' is missing",
-                next_step="give one, such as macs=0.5, keep_rate=0.7 or per_block=13",
+                f"'{strategy.name}' is an instance, so its parameters are fixed",
+                got=", ".join(f"{key}={params[key]}" for key in sorted(params)),
+                allowed=BUDGET_KEYS,
+                next_step="give the parameters when you create it",
             )
-    return instance, budget if instance.budgeted else FULL, name
+        return strategy
+    problem = complaint(strategy)
+    if problem:
+        raise UserError(problem, next_step="give a name, as in 'tome:per_block=13', or a strategy")
+    return fill(strategy, params, f"strategy '{strategy.name}'", BUDGET_KEYS)
+
+
+def _may_lack_budget(strategy: Strategy) -> bool:
+    """Return whether any number of tokens may stay: it is adaptive, and has a published setting without a budget."""
+    published = (parse(setting.words) for setting in strategy.published)
+    return strategy.adaptive and any(not setting.params.keys() & AMOUNTS for setting in published)
 
 
 def spec_of(strategy: Strategy, budget: Budget | None, name: str) -> str:
@@ -247,6 +291,14 @@ def _check_model(model: Any) -> None:
             allowed="float32 or float64",
             next_step="call model.float(), and use torch.autocast",
         )
+
+
+def _check_shares(options: dict[str, Any]) -> None:
+    """Raise UserError if a share of a budget is a text."""
+    for key in SHARES:
+        value = options.get(key)
+        if isinstance(value, str):
+            raise UserError(f"{key} must be a number", got=repr(value), allowed="(0, 1]")
 
 
 def _check_pixels(channels: int, **statistics: float | Sequence[float] | None) -> None:

@@ -335,24 +335,10 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Forecast,
     """
     timed: dict[str, tuple[float, Network]] = {}
 
-    def time_dense(cell: Cell) -> tuple[float, Network]:
-        """Return the seconds of a test without a strategy, and the network."""
-        _, task, model = registry.resolve(cell)
-        pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
-        images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
-        split = Split(images, labels, labels)
-        network = model.build(Data(split, split, task.known_classes(plan.locations) or ()), 0)
-        network.module.to(device)
-        targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
-        inputs = torch.zeros(TIMED_BATCH, *pixels[0][1:], dtype=torch.uint8, device=device)
-        samples = Samples(inputs, targets, None)
-        batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
-        return sum(shape[0] for shape in pixels) * statistics.median(durations) / batch, network
-
     def prior(job: Job) -> float:
         key = setting_text(job.cell)
         if key not in timed:
-            timed[key] = time_dense(job.cell)
+            timed[key] = _time_dense(job.cell, plan, registry, device)
         seconds, network = timed[key]
         try:
             actor = Actor(strategy_of(job, registry), job.cell.budget, network.cost, network.grid, 0)
@@ -363,6 +349,25 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Forecast,
     with one_thread():
         expected = Forecast(plan.whole, plan.summaries.values(), prior)
     return expected, peak()
+
+
+def _time_dense(cell: Cell, plan: Plan, registry: Registry, device: str) -> tuple[float, Network]:
+    """Return the seconds of a cell's test without a strategy, from one batch of black pictures, and the network."""
+    _, task, model = registry.resolve(cell)
+    shapes = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
+    n_pictures = sum(shape[0] for shape in shapes)
+    size = shapes[0][1:]
+
+    labels = np.zeros(0, np.int64)
+    empty = Split(np.zeros((0, *size), np.uint8), labels, labels)
+    network = model.build(Data(empty, empty, task.known_classes(plan.locations) or ()), 0)
+    network.module.to(device)
+
+    inputs = torch.zeros(TIMED_BATCH, *size, dtype=torch.uint8, device=device)
+    targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
+    samples = Samples(inputs, targets, None)
+    batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
+    return n_pictures * statistics.median(durations) / batch, network
 
 
 def lines(rows: Iterable[Row]) -> str:

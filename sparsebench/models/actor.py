@@ -143,42 +143,122 @@ class Actor:
         return Pass(self, items, visit, relevance if "relevance" in self.requires else None, training, done)
 
 
-class Pass:
-    """The state of one forward pass, and the interface for networks.
+class TokenState:
+    """The tokens in one forward pass: which are present, what they weigh, and what happened to them so far.
 
     Attributes:
-        keep, scaled: as in `Actor`, for this pass.
-        site, requires: the strategy's site, and the fields of the view that it reads.
-        rests: whether its plans are `Rest`.
-        count: the number of tokens at the input.
+        requires: the fields of the view that are read; none unless a strategy acts.
         index, sizes: (B, N) of the current tokens, see `TokenView`.
-        requested: the methods and properties of the pass that the network used, see `check_network`.
+        called: names of the methods that the network called: `decide`, `bias`, `weights`, `read_out`; `check_network`
+            finds a network that ignores a plan.
         ragged: whether token counts differ between images; padding then has size 0 and index -1.
         masked: whether a real-valued `Mask` weights the tokens.
         decisions: the decisions so far, in order.
         steps: the token counts so far, by block; arrays with a number for each image if images differ.
-        memory: see `TokenView.memory`.
-        student, teacher: the outputs of the network and of the teacher, for the strategy's loss.
         previous: (B, N) see `TokenView.previous_attention`; None if no block has computed it.
         resting: number of tokens that skip the current block, see `Rest`.
+        own_macs: the strategy's own MACs since the last recorded block.
+
+    Args:
+        index: (B, N) the patch of each token.
+    """
+
+    requires: frozenset[str] = frozenset()
+
+    def __init__(self, index: Tensor):
+        self.index = index
+        self.sizes = self._weights = torch.ones(index.shape, device=index.device)
+        self.ragged = self.masked = False
+        self.decisions: list[Decision] = []  # torch's compiler cannot follow `list[Decision]()`
+        self.steps: list[Step] = []
+        self.called: set[str] = set()
+        self.previous: Tensor | None = None
+        self.own_macs, self.resting = 0.0, 0
+
+    @property
+    def weighs_sizes(self) -> bool:
+        """Whether attention must weight tokens by their sizes."""
+        return False
+
+    @property
+    def learns(self) -> bool:
+        """Whether this is training, a strategy acts, and it has its own loss."""
+        return False
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether a strategy acts in this pass and changes the input of the head."""
+        return False
+
+    @property
+    def present(self) -> Any:
+        """The current number of tokens: an integer, or a (B,) float64 array if images differ."""
+        return self.sizes.count_nonzero(1).double().cpu().numpy() if self.ragged else self.index.shape[1]
+
+    def weights(self) -> Tensor:
+        """Return the (B, N) weights of the current tokens as keys, see `Mask`. The call is noted, as are others."""
+        self.called.add("weights")
+        return self._weights
+
+    @property
+    def whole(self) -> bool:
+        """Whether each current token is one patch, without padding: tokens were only removed so far."""
+        plans = [decision.plan for decision in self.decisions]
+        return all(isinstance(plan, Rest) or (only_removes(plan) and not isinstance(plan, Padded)) for plan in plans)
+
+    @property
+    def even(self) -> bool:
+        """Whether attention is ordinary: all tokens have the same weight as keys."""
+        return not (self.ragged or self.masked or self.weighs_sizes)
+
+    def bias(self) -> Tensor | None:
+        """Return (B, N) to add to the attention logits of the keys, or None: log sizes, or -inf for padding."""
+        self.called.add("bias")
+        if self.weighs_sizes:
+            return self.sizes.log()
+        return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
+
+    def record_block(self, tokens_in: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
+        """Record one block, see `Step`: `tokens_in` entered its attention. Call it once, after the decision."""
+        self.steps.append(Step(tokens_in, self.present, early, scoring, projected, self.own_macs, rested=self.resting))
+        self.own_macs = 0.0
+
+    def begin_rest(self, active: Tensor) -> None:
+        """Let only the tokens at the (B, M) positions `active` take part, until `end_rest`."""
+        self._before_rest = self.index, self.sizes, self.previous
+        self.index, self.sizes = self.index.gather(1, active), self.sizes.gather(1, active)
+        self.resting = self._before_rest[0].shape[1] - active.shape[1]
+
+    def end_rest(self, active: Tensor) -> None:
+        """Let all tokens take part again; those that rested keep the attention that an earlier block computed."""
+        self.index, self.sizes, before = self._before_rest
+        self.resting = 0
+        computed = self.previous
+        if before is not None and computed is not None and computed is not before:
+            self.previous = before.scatter(1, active, computed)
+
+
+class Pass(TokenState):
+    """A strategy in one forward pass, and the interface for networks.
+
+    Attributes, besides those of `TokenState`:
+        keep, scaled: as in `Actor`, for this pass.
+        site, requires: the strategy's site, and the fields of the view that it reads.
+        rests: whether its plans are `Rest`.
+        count: the number of tokens at the input.
+        memory: see `TokenView.memory`.
+        student, teacher: the outputs of the network and of the teacher, for the strategy's loss.
     """
 
     def __init__(self, actor: Actor, items: Tensor, visit: int, relevance: Tensor | None, training: bool, done: float):
+        super().__init__(torch.arange(actor.tokens, device=items.device).expand(len(items), actor.tokens))
         self.actor, self.items, self.visit, self.relevance, self.training = actor, items, visit, relevance, training
         self.keep, self.scaled = actor.counts(done) if training else (actor.keep, actor.scaled)
         self.site: Site = actor.strategy.site
         self.requires, self.rests, self.count = actor.requires, actor.strategy.rests, actor.tokens
-        self.index = torch.arange(self.count, device=items.device).expand(len(items), self.count)
-        self.sizes = self._weights = torch.ones(len(items), self.count, device=items.device)
-        self.ragged = self.masked = False
-        self.decisions: list[Decision] = []  # torch's compiler cannot follow `list[Decision]()`
-        self.steps: list[Step] = []
         self.memory: dict[str, Any] = {}
-        self.requested: set[str] = set()
         self.student: ModelOutputs | None = None
         self.teacher: ModelOutputs | None = None
-        self.previous: Tensor | None = None
-        self.own_macs, self.resting = 0.0, 0
 
     @property
     def scores(self) -> Tensor | None:
@@ -204,38 +284,9 @@ class Pass:
         return self.keep.get(block, self.index.shape[1])
 
     @property
-    def present(self) -> Any:
-        """The current number of tokens: an integer, or a (B,) float64 array if images differ."""
-        return self.sizes.count_nonzero(1).double().cpu().numpy() if self.ragged else self.index.shape[1]
-
-    @property
     def weighs_sizes(self) -> bool:
         """Whether attention must weight tokens by their sizes: the strategy asks for it, and some were merged."""
         return self.actor.weighs_sizes and any(merges(d.plan) for d in self.decisions)
-
-    @property
-    def weights(self) -> Tensor:
-        """(B, N) weights of the current tokens as keys, see `Mask`."""
-        self.requested.add("weights")
-        return self._weights
-
-    @property
-    def whole(self) -> bool:
-        """Whether each current token is one patch, without padding: tokens were only removed so far."""
-        plans = [decision.plan for decision in self.decisions]
-        return all(isinstance(plan, Rest) or (only_removes(plan) and not isinstance(plan, Padded)) for plan in plans)
-
-    @property
-    def even(self) -> bool:
-        """Whether attention is ordinary: all tokens have the same weight as keys."""
-        return not (self.ragged or self.masked or self.weighs_sizes)
-
-    def bias(self) -> Tensor | None:
-        """Return (B, N) to add to the attention logits of the keys, or None: log sizes, or -inf for padding."""
-        self.requested.add("bias")
-        if self.weighs_sizes:
-            return self.sizes.log()
-        return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
 
     @property
     def learns(self) -> bool:
@@ -253,7 +304,7 @@ class Pass:
 
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) class and register tokens for the head, see `Strategy.read_out`."""
-        self.requested.add("read_out")
+        self.called.add("read_out")
         with exact(prefix.device):
             return self.actor.strategy.read_out(self.memory, full(prefix), full(tokens)).to(prefix.dtype)
 
@@ -265,10 +316,10 @@ class Pass:
     def check_network(self) -> None:
         """Raise UnsupportedError if the network, after its forward pass, ignored what the strategy depends on."""
         if len(self.steps) != self.actor.depth:
-            raise self._cannot(f"acts in {self.actor.depth} blocks", "call acting.went(...) once in each")
-        if self.reads_out and "read_out" not in self.requested:
+            raise self._cannot(f"acts in {self.actor.depth} blocks", "call acting.record_block(...) once in each")
+        if self.reads_out and "read_out" not in self.called:
             raise self._cannot("changes the head's input", "call acting.read_out(prefix, tokens) if acting.reads_out")
-        if "decide" not in self.requested and any(map(self.acts, {*self.keep, *self.actor.more})):
+        if "decide" not in self.called and any(map(self.acts, {*self.keep, *self.actor.more})):
             raise self._cannot(f"acts at the {self.site} site", "call acting.decide(...) there if acting.acts_at(...)")
         last = self.actor.depth - (self.site == "attention")  # there, the last block's plan affects no attention
         plans = [decision.plan for decision in self.decisions if decision.block < last]
@@ -277,10 +328,10 @@ class Pass:
         ):
             raise self._cannot("lets tokens rest", "run the block only on the tokens plan.active")
         uneven = any(merges(plan) for plan in plans) and self.weighs_sizes
-        if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.requested:
+        if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.called:
             raise self._cannot("weights tokens differently", "add acting.bias() to the attention logits of the keys")
-        if self.masked and any(isinstance(plan, Mask) for plan in plans) and "weights" not in self.requested:
-            raise self._cannot("weights tokens differently", "weight keys by acting.weights if acting.masked")
+        if self.masked and any(isinstance(plan, Mask) for plan in plans) and "weights" not in self.called:
+            raise self._cannot("weights tokens differently", "weight keys by acting.weights() if acting.masked")
 
     def _cannot(self, does: str, must: str) -> UnsupportedError:
         return UnsupportedError(f"'{self.actor.strategy.name}' {does}, which this model ignores: it must {must}")
@@ -288,11 +339,6 @@ class Pass:
     def acts_at(self, site: Site, block: int) -> bool:
         """Return whether the strategy acts at this site in this block, see `acts`."""
         return site == self.site and self.acts(block)
-
-    def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
-        """Record one block, see `Step`: `came` tokens entered its attention. Call it once, after the decision."""
-        self.steps.append(Step(came, self.present, early, scoring, projected, self.own_macs, rested=self.resting))
-        self.own_macs = 0.0
 
     def decide(self, block: int, fields: Fields) -> Plan | None:
         """Return the strategy's plan after checking it, or None; update the tokens' indices and sizes.
@@ -308,8 +354,8 @@ class Pass:
         """
         if not self.acts(block):
             return None
-        self.requested.add("decide")
-        came, strategy = self.present, self.actor.strategy
+        self.called.add("decide")
+        tokens_in, strategy = self.present, self.actor.strategy
         keep = self._count_at(block)
         with exact(self.index.device):
             plan = strategy.plan(self._view(block, fields), keep)
@@ -318,7 +364,7 @@ class Pass:
             else:
                 plan, keep = self._check(block, plan, keep, fields)
                 plan = self._follow(block, plan, keep)
-        place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
+        place = self.actor.cost.place(block, tokens_in, self.present if strategy.adaptive else keep)
         self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
 
@@ -352,30 +398,47 @@ class Pass:
 
     def _follow(self, block: int, plan: Plan, keep: int) -> Plan:
         """Update the tokens' indices, sizes and weights; return the plan in the form that `tokens.apply` takes."""
-        if isinstance(plan, Rest):
-            plan = Resting.of(plan, self.index.shape[1])
-            self.decisions.append(Decision(block, self.index, self.index.gather(1, plan.active), plan, self.sizes))
-            return plan
-        if isinstance(plan, Merge):
-            plan = Grouped.of(plan, keep)
-        if isinstance(plan, Keep) and not plan.ordered:
-            plan = Keep(sort(plan.index).values, plan.fuse, plan.scores)
-        elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
-            padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
-            self.ragged = bool((padded.index < 0).any())
-            plan = padded if self.ragged else Keep(padded.index, scores=plan.scores)
         before, sizes = self.index, self.sizes
-        self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, sizes)
-        if isinstance(plan, Mask):
-            self._weights, self.masked = self._weights * plan.keep, True
-        elif self.masked and only_removes(plan):
-            self._weights = tokens.sizes_after(plan, self._weights)
-        elif not isinstance(plan, Shift):
-            self._weights, self.masked = torch.ones_like(self.sizes), False
+        removes_by_mask = isinstance(plan, Mask) and plan.keep.dtype == torch.bool
+        plan = self._prepared(plan, keep)
+        if isinstance(plan, Resting):
+            # The tokens are all present after the block, so nothing is updated.
+            self.decisions.append(Decision(block, before, before.gather(1, plan.active), plan, sizes))
+            return plan
+        if removes_by_mask:
+            self.ragged = isinstance(plan, Padded)
+        self.index = tokens.index_after(plan, before)
+        self.sizes = tokens.sizes_after(plan, sizes)
+        self._weigh(plan)
         self.decisions.append(Decision(block, before, self.index, plan, sizes))
         if isinstance(plan, Grouped) and plan.weight is None and plan.sizes is None:
             return replace(plan, weight=tokens.shares_of(plan, sizes, self.sizes))  # reuses the sums of the sizes
         return plan
+
+    def _prepared(self, plan: Plan, keep: int) -> Plan:
+        """Return a plan in the form that `tokens.apply` takes."""
+        if isinstance(plan, Rest):
+            return Resting.of(plan, self.index.shape[1])
+        if isinstance(plan, Merge):
+            return Grouped.of(plan, keep)
+        if isinstance(plan, Keep) and not plan.ordered:
+            return Keep(sort(plan.index).values, plan.fuse, plan.scores)
+        if isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
+            padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
+            is_ragged = bool((padded.index < 0).any())
+            return padded if is_ragged else Keep(padded.index, scores=plan.scores)
+        return plan
+
+    def _weigh(self, plan: Plan) -> None:
+        """Update the weights of the tokens as keys: a real-valued mask multiplies them, and merging resets them."""
+        if isinstance(plan, Mask):
+            self._weights = self._weights * plan.keep
+            self.masked = True
+        elif self.masked and only_removes(plan):
+            self._weights = tokens.sizes_after(plan, self._weights)
+        elif not isinstance(plan, Shift):
+            self._weights = torch.ones_like(self.sizes)
+            self.masked = False
 
     def _view(self, block: int, fields: Fields) -> TokenView:
         fields, count, cost = dict(fields), self.index.shape[1], self.actor.cost
@@ -465,7 +528,7 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, fields: Fields, bec
     scoring = cost.scoring(acting.requires) if acts else ""
     projected = projections_for(acting.requires, scoring) if acts else ""
     plan = acting.decide(0, fields)
-    acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
+    acting.record_block(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None
     if not isinstance(plan, Keep) or not only_removes(plan):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,23 +94,31 @@ def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tenso
     if isinstance(attn, PositionalAttention):
         q, k = attn.queries_keys(attn.model[0].pos_embed if rope is None else rope)
         return q.expand(len(x), -1, -1, -1), k.expand(len(x), -1, -1, -1), attn.values(x)
-    if attn.qkv is None:
-        parts = tuple(part(x) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
-    elif getattr(attn, "q_bias", None) is None:
-        parts = attn.qkv(x).chunk(3, dim=2)
-    else:
-        parts = F.linear(x, attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))).chunk(3, dim=2)
-    q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
+    q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in _projections(attn, x))
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
-        P, half = attn.num_prefix_tokens, attn.rotate_half
-        q, k = (
-            torch.cat([part[:, :, :P], apply_rot_embed_cat(part[:, :, P:], rope, half=half)], dim=2).type_as(v)
-            for part in (q, k)
-        )
-    if (groups := getattr(attn, "num_kv_groups", 1)) > 1:
+        q, k = (_rotated(attn, part, rope).type_as(v) for part in (q, k))
+    groups = getattr(attn, "num_kv_groups", 1)
+    if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     return q, k, v
+
+
+def _projections(attn: Any, x: Tensor) -> Sequence[Tensor]:
+    """Return queries, keys and values, each (B, T, width), from one layer of timm's attention or from three."""
+    if attn.qkv is None:
+        return attn.q_proj(x), attn.k_proj(x), attn.v_proj(x)
+    if getattr(attn, "q_bias", None) is None:
+        return attn.qkv(x).chunk(3, dim=2)
+    bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    return F.linear(x, attn.qkv.weight, bias).chunk(3, dim=2)
+
+
+def _rotated(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
+    """Return (B, H, T, C / H) queries or keys with those of patches rotated."""
+    P = attn.num_prefix_tokens
+    patches = apply_rot_embed_cat(x[:, :, P:], rope, half=attn.rotate_half)
+    return torch.cat([x[:, :, :P], patches], dim=2)
 
 
 def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
@@ -198,43 +207,83 @@ def fields_of(
         weights: (B, P + N) weights of the keys, see `masked_softmax`, or None.
         present: (B, N) booleans, False for padding; None without padding.
     """
-    P, T = prefix, k.shape[2]
-    counts = weights if weights is not None or present is None else F.pad(present, (P, 0), value=True)
-
-    def maps(part: slice = ALL) -> Tensor:
-        # Contiguous before the transposition: the product of transposed views would copy the keys one by one.
-        scores = full(q[part]) * attn.scale @ full(k[part]).contiguous().transpose(-2, -1)
-        key_bias, key_weights = (None if x is None else x[part] for x in (bias, weights))
-        return softmax(scores, key_bias, key_weights, ALL)
-
-    def query_mean(x: Tensor, first: int, part: slice = ALL) -> Tensor:
-        """Return the weighted mean of (B, H, T, d) over the queries from number `first`, without padding."""
-        x = x[:, :, first:]
-        if counts is None:
-            return x.mean(dim=2)
-        real = counts[part, None, first:, None]
-        return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
-
-    def received_attention() -> Tensor:
-        B, H = q.shape[:2]
-        size = max(1, IN_CACHE // (H * T * T)) if q.device.type == "cpu" else B
-        parts = [slice(start, start + size) for start in range(0, B, size)]
-        return torch.cat([query_mean(maps(part), 0, part).mean(dim=1) for part in parts])[:, P:]
-
-    def row(queries: Tensor, own_keys: OwnKeys) -> Tensor:
-        # For one row, multiplying and summing is several times faster than a matrix product.
-        scores = torch.stack([(query[:, :, None] * full(k)).sum(-1) for query in queries.unbind(2)], dim=2)
-        return softmax(scores * attn.scale, bias, weights, own_keys).mean(dim=(1, 2))[:, P:]
-
+    block = _BlockAttention(attn, q, k, v, prefix, bias, weights, present)
     fields: dict[str, Callable[[], Any]] = {
-        "queries": lambda: q[:, :, P:],
-        "keys": lambda: k[:, :, P:],
-        "values": lambda: v[:, :, P:],
-        "attention_maps": maps,
-        "received_attention": received_attention,
-        "mean_query_attention": lambda: row(query_mean(full(q), P)[:, :, None], None),
+        "queries": lambda: q[:, :, prefix:],
+        "keys": lambda: k[:, :, prefix:],
+        "values": lambda: v[:, :, prefix:],
+        "attention_maps": block.maps,
+        "received_attention": block.received,
+        "mean_query_attention": block.of_mean_query,
     }
     if class_rows:
-        fields["class_attention"] = lambda: row(q[:, :, :class_rows], slice(class_rows))
+        fields["class_attention"] = lambda: block.of_class_rows(class_rows)
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockAttention:
+    """The attention of one block, from which fields of the view are computed. Attributes as in `fields_of`."""
+
+    attn: Any
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    prefix: int
+    bias: Tensor | None
+    weights: Tensor | None
+    present: Tensor | None
+
+    def maps(self, images: slice = ALL) -> Tensor:
+        """Return the (B, H, T, T) attention maps of some images of the batch."""
+        # Contiguous before the transposition: the product of transposed views would copy the keys one by one.
+        keys = full(self.k[images]).contiguous().transpose(-2, -1)
+        scores = full(self.q[images]) * self.attn.scale @ keys
+        bias = None if self.bias is None else self.bias[images]
+        weights = None if self.weights is None else self.weights[images]
+        return softmax(scores, bias, weights, ALL)
+
+    def received(self) -> Tensor:
+        """Return the (B, N) attention that each patch receives, mean over heads and queries."""
+        B, H, T = self.q.shape[0], self.q.shape[1], self.k.shape[2]
+        # On a CPU the maps of a few images at a time stay in the cache.
+        size = max(1, IN_CACHE // (H * T * T)) if self.q.device.type == "cpu" else B
+        parts = []
+        for start in range(0, B, size):
+            images = slice(start, start + size)
+            of_keys = self._query_mean(self.maps(images), 0, images)
+            parts.append(of_keys.mean(dim=1))
+        return torch.cat(parts)[:, self.prefix :]
+
+    def of_mean_query(self) -> Tensor:
+        """Return the (B, N) attention from the mean of the patches' queries, mean over heads."""
+        query = self._query_mean(full(self.q), self.prefix)[:, :, None]
+        return self._of_queries(query, None)
+
+    def of_class_rows(self, rows: int) -> Tensor:
+        """Return the (B, N) attention from the first tokens, mean over heads and these tokens."""
+        return self._of_queries(self.q[:, :, :rows], slice(rows))
+
+    def _of_queries(self, queries: Tensor, own_keys: OwnKeys) -> Tensor:
+        """Return the (B, N) attention from (B, H, Q, C / H) queries, mean over heads and queries."""
+        # For one row, multiplying and summing is several times faster than a matrix product.
+        rows = [(query[:, :, None] * full(self.k)).sum(-1) for query in queries.unbind(2)]
+        scores = torch.stack(rows, dim=2) * self.attn.scale
+        attention = softmax(scores, self.bias, self.weights, own_keys)
+        return attention.mean(dim=(1, 2))[:, self.prefix :]
+
+    def _query_mean(self, x: Tensor, first: int, images: slice = ALL) -> Tensor:
+        """Return the weighted mean of (B, H, T, d) over the queries from number `first`, without padding."""
+        x = x[:, :, first:]
+        weights = self._query_weights()
+        if weights is None:
+            return x.mean(dim=2)
+        real = weights[images, None, first:, None]
+        return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
+
+    def _query_weights(self) -> Tensor | None:
+        """Return (B, T): the weights as keys, or whether a token is no padding; None if all count alike."""
+        if self.weights is not None or self.present is None:
+            return self.weights
+        return F.pad(self.present, (self.prefix, 0), value=True)

@@ -266,16 +266,10 @@ class DeepViT:
 
     def _run_active(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor, active: Tensor) -> Tensor:
         """Run one block only on the tokens at the (B, M) positions `active`; the others rest."""
-        index, sizes, previous = acting.index, acting.sizes, acting.previous
-        acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
-        acting.resting = index.shape[1] - active.shape[1]
         rows = tokens.with_prefix(active, self.prefix)
+        acting.begin_rest(active)
         new = self._run(acting, turn, number, block, tokens.gather(x, rows))
-
-        # All tokens are present again. Tokens that rested keep the attention that an earlier block computed for them.
-        acting.index, acting.sizes, acting.resting = index, sizes, 0
-        if previous is not None and acting.previous is not None and acting.previous is not previous:
-            acting.previous = previous.scatter(1, active, acting.previous)
+        acting.end_rest(active)
         return tokens.put_back(x, rows, new)
 
     def _run(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
@@ -289,47 +283,57 @@ class DeepViT:
         acts = acting.acts_at("attention", number)
         read_next = _read_next(acting, number)
         if not (acts or read_next or positional) and acting.even:
-            acting.went(acting.present)
+            acting.record_block(acting.present)
             return type(block).forward(block, x, **rope)
 
         check_block(block)
-        tokens_in, sizes, keys = acting.present, acting.sizes, self._keys(acting)
+        tokens_in = acting.present
+        sizes = acting.sizes
+        keys = self._keys(acting)
         q, k, v = qkv(block.attn, branch_input(block, 1, x), **rope)
         present = sizes > 0 if acting.ragged else None
         fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present)
         if read_next:
-            with exact(x.device):
-                number_of_keys = self.prefix + (sizes > 0).sum(dim=1, keepdim=True)
-                acting.previous = full(fields["attention"]()) * number_of_keys
+            acting.previous = self._times_keys(fields["attention"], sizes)
 
         # Before the attention: tokens that go are keys, but no queries.
-        needs_result = bool(RESULTS & acting.requires)
-        plan, rows = None, None
-        if acts and not needs_result:
+        after_attention = bool(RESULTS & acting.requires)
+        plan = None
+        rows = None
+        if acts and not after_attention:
             plan = acting.decide(number, fields)
             if isinstance(plan, Keep) and plan.fuse is None:
                 rows = tokens.rows_of(plan, self.prefix)
-                q, x = gather_heads(q, rows), tokens.gather(x, rows)
+                q = gather_heads(q, rows)
+                x = tokens.gather(x, rows)
         branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows))
         x = x + branch
 
         # After the attention: the strategy reads its result.
-        if acts and needs_result:
+        if acts and after_attention:
             fields |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
             plan = acting.decide(number, fields)
         if plan is not None and rows is None:
             x = self._apply(plan, x, sizes)
 
-        scored = acting.requires if acts else ["attention"] * read_next
-        acting.went(tokens_in, early=rows is not None, scoring=self.cost.scoring(scored))
+        scored = acting.requires
+        if not acts:
+            scored = frozenset({"attention"} if read_next else ())
+        acting.record_block(tokens_in, early=rows is not None, scoring=self.cost.scoring(scored))
         return x + branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
+
+    def _times_keys(self, attention: Callable[[], Tensor], sizes: Tensor) -> Tensor:
+        """Return (B, N) attention times the number of keys, see `TokenView.previous_attention`."""
+        with exact(sizes.device):
+            number_of_keys = self.prefix + (sizes > 0).sum(dim=1, keepdim=True)
+            return full(attention()) * number_of_keys
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return the bias and the weights of the P + N current tokens as keys, see `attend`."""
         bias = acting.bias()
         return {
             "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
-            "weights": F.pad(acting.weights, (self.prefix, 0), value=1.0) if acting.masked else None,
+            "weights": F.pad(acting.weights(), (self.prefix, 0), value=1.0) if acting.masked else None,
         }
 
 

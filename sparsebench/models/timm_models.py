@@ -202,32 +202,50 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
     fits = all(key in state and state[key].shape == expected[key].shape for key in heads)
     sizes = [len(state[key]) for key in heads if key in state]
     if not fits:
-        state = {key: value for key, value in state.items() if key not in heads} | {key: expected[key] for key in heads}
-    shapes = [
-        f"{key} {tuple(state[key].shape)} in place of {tuple(value.shape)}"
-        for key, value in expected.items()
-        if key in state and state[key].shape != value.shape
-    ]
-    missing, extra = [key for key in expected if key not in state], [key for key in state if key not in expected]
-    wrong = {"missing": missing, "unexpected": extra, "of another shape": shapes}
-    if problems := [f"{fault}: {few(names)}" for fault, names in wrong.items() if names]:
+        others = {key: value for key, value in state.items() if key not in heads}
+        state = others | {key: expected[key] for key in heads}
+    problems = _differences(state, expected)
+    if problems:
         arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
             next_step="name the model that was trained, or choose a part of the file with --weights-key",
         )
+    # After the other names and shapes: weights of another architecture have another head too.
     if not (fits or fresh_head):
         raise head_error(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
-    whole = [key for key, value in state.items() if expected[key].is_floating_point() > value.is_floating_point()]
-    if whole:
+    _check_numbers(state, expected, path.name)
+    return state, fits
+
+
+def _differences(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Return in what names and shapes of weights differ from the expected ones, or nothing."""
+    missing = [key for key in expected if key not in state]
+    extra = [key for key in state if key not in expected]
+    shapes = [
+        f"{key} {tuple(state[key].shape)} in place of {tuple(value.shape)}"
+        for key, value in expected.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    wrong = {"missing": missing, "unexpected": extra, "of another shape": shapes}
+    return [f"{fault}: {few(names)}" for fault, names in wrong.items() if names]
+
+
+def _check_numbers(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str) -> None:
+    """Raise UserError if weights of a file are quantized or not finite. Those on the meta device have no numbers."""
+    quantized = [
+        key for key, value in state.items() if expected[key].is_floating_point() and not value.is_floating_point()
+    ]
+    if quantized:
+        dtype = str(state[quantized[0]].dtype).removeprefix("torch.")
         raise UserError(
-            f"{path.name} holds numbers of type {str(state[whole[0]].dtype).removeprefix('torch.')}, in {few(whole)}",
+            f"{name} holds numbers of type {dtype}, in {few(quantized)}",
             allowed="real numbers, as of float32, float16 or bfloat16",
             next_step="give weights that are not quantized",
         )
-    if bad := [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]:
-        raise UserError(f"{path.name} holds numbers that are not finite, in {few(bad)}")
-    return state, fits
+    bad = [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]
+    if bad:
+        raise UserError(f"{name} holds numbers that are not finite, in {few(bad)}")
 
 
 def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

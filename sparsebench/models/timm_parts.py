@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -154,35 +155,53 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(
             f"{name} is not a timm VisionTransformer or Eva; tokens can be dropped only in these{hint}"
         )
-    rope, embed, pool = getattr(vit, "rope", None), vit.patch_embed, vit.attn_pool
+    obstacles = itertools.chain(_changes(vit), _unknown_rotations(vit), _unknown_parts(vit))
+    obstacle = next(obstacles, None)
+    if obstacle is not None:
+        raise UnsupportedError(f"{name}: {obstacle}")
+
+
+def _changes(vit: Any) -> Iterator[str]:
+    """Yield how a model differs from timm's order of parts, in which they are called here."""
     ways = WAYS if vit.global_pool in POOLS else WAYS[:2]
     changed = [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]
+    if changed:
+        yield f"it overrides `{'`, `'.join(changed)}`, so the order of its parts is unknown"
+    if any("forward" in vars(block) for block in vit.blocks):
+        yield "a block has its own `forward`"
+    if getattr(vit, "grad_checkpointing", False):
+        yield "gradient checkpointing is on; call set_grad_checkpointing(False)"
+
+
+def _unknown_rotations(vit: Any) -> Iterator[str]:
+    """Yield why the rotations of the remaining tokens are unknown, if so."""
+    rope = getattr(vit, "rope", None)
+    if rope is not None and type(rope) not in KINDS:
+        yield f"it has rotary position embeddings of type {type(rope).__name__}"
     grid_type = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has only "index"
+    if isinstance(rope, RotaryEmbeddingCat) and grid_type != "index":
+        yield f"the grid of its rotary position embeddings is '{grid_type}', not 'index'"
+
+
+def _unknown_parts(vit: Any) -> Iterator[str]:
+    """Yield why the number of tokens or the MACs of parts other than blocks are unknown, if so."""
+    if not isinstance(vit.patch_drop, nn.Identity | None):
+        yield "it drops patches itself (patch_drop_rate > 0)"
+    pool = vit.attn_pool
+    is_known = type(pool) is AttentionPoolLatent and pool.pos_embed is None and pool.pool == "token"
+    if pool is not None and not is_known:
+        yield f"its MACs are unknown, because it pools with {type(pool).__name__}"
+
+    embed = vit.patch_embed
+    if type(embed) not in (PatchEmbed, ConvStem):
+        yield f"its patch embedding is {type(embed).__name__}, not a projection"
+    if not any(isinstance(part, nn.Conv2d) for part in embed.modules()):
+        yield "its patch embedding has no Conv2d"
+    if embed.grid_size is None or embed.dynamic_img_pad:
+        yield "its images may have any size (dynamic_img_pad), so the number of tokens is not fixed"
     sizes = (embed.grid_size or (), embed.patch_size, embed.img_size or ())
-    obstacles = {
-        f"it overrides `{'`, `'.join(changed)}`, so the order of its parts is unknown": changed,
-        "a block has its own `forward`": any("forward" in vars(block) for block in vit.blocks),
-        "gradient checkpointing is on; call set_grad_checkpointing(False)": getattr(vit, "grad_checkpointing", False),
-        f"it has rotary position embeddings of type {type(rope).__name__}": rope is not None
-        and type(rope) not in KINDS,
-        f"the grid of its rotary position embeddings is '{grid_type}', not 'index'": (
-            isinstance(rope, RotaryEmbeddingCat) and grid_type != "index"
-        ),
-        "it drops patches itself (patch_drop_rate > 0)": not isinstance(vit.patch_drop, nn.Identity | None),
-        f"its MACs are unknown, because it pools with {type(pool).__name__}": not (
-            pool is None or (type(pool) is AttentionPoolLatent and pool.pos_embed is None and pool.pool == "token")
-        ),
-        f"its patch embedding is {type(embed).__name__}, not a projection": type(embed) not in (PatchEmbed, ConvStem),
-        "its patch embedding has no Conv2d": not any(isinstance(part, nn.Conv2d) for part in embed.modules()),
-        "its images may have any size (dynamic_img_pad), so the number of tokens is not fixed": (
-            embed.grid_size is None or embed.dynamic_img_pad
-        ),
-        f"{embed.img_size} pixels cannot be divided into patches of {embed.patch_size}": any(
-            n * side != pixels for n, side, pixels in zip(*sizes, strict=False)
-        ),
-    }
-    if reasons := [reason for reason, holds in obstacles.items() if holds]:
-        raise UnsupportedError(f"{name}: {reasons[0]}")
+    if any(n * side != pixels for n, side, pixels in zip(*sizes, strict=False)):
+        yield f"{embed.img_size} pixels cannot be divided into patches of {embed.patch_size}"
 
 
 def vit_cost(vit: Any) -> VitCost:
@@ -325,7 +344,7 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
     An attention pool multiplies its attention by these weights before the normalisation.
     """
     P, present = vit.num_prefix_tokens, acting.sizes > 0
-    sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
+    sizes = acting.sizes * acting.weights() if acting.masked else acting.sizes
     pooled = x[:, P:]
     if includes_prefix(vit):
         pooled, sizes, present = x, F.pad(sizes, (P, 0), value=1), F.pad(present, (P, 0), value=True)

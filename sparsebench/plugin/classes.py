@@ -187,7 +187,10 @@ def _line(name: str, source: Source, user: type | FunctionType, parts: dict[str,
     value = source.names[name]
     inner = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
     module, spelled = getattr(inner, "__module__", None), str(getattr(inner, "__name__", ""))
-    if isinstance(inner, type | FunctionType) and module == source.names.get("__name__") and spelled != "<lambda>":
+    is_code = isinstance(inner, type | FunctionType)
+
+    # A class or function of the same module is copied, with what it uses.
+    if is_code and module == source.names.get("__name__") and spelled != "<lambda>":
         if spelled == name:
             _add(inner, parts)
             return parts.pop(name)
@@ -199,21 +202,30 @@ def _line(name: str, source: Source, user: type | FunctionType, parts: dict[str,
             text = ast.unparse(node)
             _add_names(text, source, user, parts)
             return text
-    if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}"
-    if type(value) is float and not math.isfinite(value):
-        return f"{name} = float('{value}')"
-    if type(value) in PLAIN or (type(value) is tuple and all(type(item) in PLAIN for item in value)):
-        return f"{name} = {value!r}"
+
+    text = _written(name, value)
+    if text:
+        return text
     known = getattr(sys.modules.get(str(module)), spelled, None)
     if known is value and spelled:
         return f"from {module} import {spelled} as {name}"
+    # A module was loaded again, and the author's name still has the class or function of before.
     again = isinstance(known, type | FunctionType) and isinstance(value, type | FunctionType)
     raise UserError(
         f"'{user.__name__}' uses '{name}', which cannot be stored with it",
         got=f"an earlier {module}.{spelled}" if again else type(value).__name__,
         next_step="import it again" if again else TO_A_FILE,
     )
+
+
+def _written(name: str, value: Any) -> str:
+    """Return a statement that gives a name a module or a plain value, or "" for any other value."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    if type(value) is float and not math.isfinite(value):
+        return f"{name} = float('{value}')"
+    is_plain = type(value) in PLAIN or (type(value) is tuple and all(type(item) in PLAIN for item in value))
+    return f"{name} = {value!r}" if is_plain else ""
 
 
 def _gives(node: ast.stmt, file: str, name: str, value: Any) -> bool:

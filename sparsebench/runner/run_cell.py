@@ -387,7 +387,7 @@ def _calibrate(result: Result, cell: Prepared) -> None:
 
 def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:
     """Measure after the last step; add all measurements made during the training."""
-    watch.look(steps)
+    watch.measure(steps)
     result.samples |= watch.series()
     n = len(watch.samples.labels)
     for name, unit in watch.network.shows.items():

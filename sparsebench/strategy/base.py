@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -376,42 +377,64 @@ def complaint(candidate: object) -> str | None:
     name = getattr(candidate, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         return f"{candidate.__name__}.name must be a plain identifier, got {name!r}"
-    return complaint_on_revision(candidate) or next(
-        (f"{name}{message}" for message, wrong in _complaints(candidate).items() if wrong), None
+    problem = complaint_on_revision(candidate)
+    if problem:
+        return problem
+    faults = itertools.chain(
+        _faults_of_site(candidate),
+        _faults_of_fit(candidate),
+        _faults_of_needs(candidate),
+        _faults_of_methods(candidate),
     )
+    fault = next(faults, None)
+    return None if fault is None else f"{name}{fault}"
 
 
-def _complaints(cls: type[Strategy]) -> dict[str, object]:
-    """Return the possible faults of a class, each with a value that is true if the class has it."""
-    needs = set(cls.needs) if isinstance(cls.needs, set | frozenset) else set[str]()
-    count, clash = cls.fit_images, set(cls.model_fields) & set(Budget.model_fields)
-    decides = not cls.budgeted or cls.plan is not Strategy.plan or cls.scores is not Strategy.scores
-    methods = () if decides else ("scores", "plan")  # the nearest names of 40 classes take a second
-    near = [name for method in methods for name in difflib.get_close_matches(method, vars(cls), n=1)]
-    return {
-        f".kind must be one of {', '.join(KINDS)}, got {cls.kind!r}": cls.kind not in KINDS,
-        f".site must be one of {', '.join(SITES)}, got {cls.site!r}": cls.site not in SITES,
-        " lets tokens rest, so its site must be 'block', and adaptive and trained must be False": cls.how == "rest"
-        and (cls.site != "block" or cls.adaptive or cls.trained),
-        " has a fit and no module: write module(place), which returns a module with the tensors of fit": cls.fits()
-        and cls.module is Strategy.module,
-        " has a fit and is trained: it is one or the other, leave out fit or trained = True": cls.fits()
-        and cls.trained,
-        f".fit_images must be a number of images, 1 or more, got {count!r}": not isinstance(count, int)
-        or isinstance(count, bool)
-        or count < 1,
-        f" has parameters with names of budget options; rename them: {', '.join(sorted(clash))}": clash,
-        f".needs must be a set, as frozenset({{'keys'}}), got {cls.needs!r}": not isinstance(
-            cls.needs, set | frozenset
-        ),
-        f".needs has unknown {', '.join(sorted(needs - NEEDS))}; allowed: {', '.join(sorted(NEEDS))}": needs - NEEDS,
-        f" needs the relevance mask, so its kind must be 'oracle', got '{cls.kind}'": "relevance" in needs
-        and cls.kind != "oracle",
-        f" needs previous_attention, so its site must be 'block', got '{cls.site}'": "previous_attention" in needs
-        and cls.site != "block",
-        " has neither scores(self, view) nor plan(self, view, keep); "
-        + (f"rename {near[0]}" if near else "write one of them"): not decides,
-    }
+def _faults_of_site(cls: type[Strategy]) -> Iterator[str]:
+    """Yield what is wrong with the kind and the site of a class, as ends of sentences that begin with its name."""
+    if cls.kind not in KINDS:
+        yield f".kind must be one of {', '.join(KINDS)}, got {cls.kind!r}"
+    if cls.site not in SITES:
+        yield f".site must be one of {', '.join(SITES)}, got {cls.site!r}"
+    if cls.how == "rest" and (cls.site != "block" or cls.adaptive or cls.trained):
+        yield " lets tokens rest, so its site must be 'block', and adaptive and trained must be False"
+
+
+def _faults_of_fit(cls: type[Strategy]) -> Iterator[str]:
+    """Yield what is wrong with the training of a class, as `_faults_of_site`."""
+    if cls.fits() and cls.module is Strategy.module:
+        yield " has a fit and no module: write module(place), which returns a module with the tensors of fit"
+    if cls.fits() and cls.trained:
+        yield " has a fit and is trained: it is one or the other, leave out fit or trained = True"
+    count = cls.fit_images
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        yield f".fit_images must be a number of images, 1 or more, got {count!r}"
+
+
+def _faults_of_needs(cls: type[Strategy]) -> Iterator[str]:
+    """Yield what is wrong with the parameters and the needs of a class, as `_faults_of_site`."""
+    clash = set(cls.model_fields) & set(Budget.model_fields)
+    if clash:
+        yield f" has parameters with names of budget options; rename them: {', '.join(sorted(clash))}"
+    if not isinstance(cls.needs, set | frozenset):
+        yield f".needs must be a set, as frozenset({{'keys'}}), got {cls.needs!r}"
+        return
+    strange = cls.needs - NEEDS
+    if strange:
+        yield f".needs has unknown {', '.join(sorted(strange))}; allowed: {', '.join(sorted(NEEDS))}"
+    if "relevance" in cls.needs and cls.kind != "oracle":
+        yield f" needs the relevance mask, so its kind must be 'oracle', got '{cls.kind}'"
+    if "previous_attention" in cls.needs and cls.site != "block":
+        yield f" needs previous_attention, so its site must be 'block', got '{cls.site}'"
+
+
+def _faults_of_methods(cls: type[Strategy]) -> Iterator[str]:
+    """Yield that a class with a budget has no method that decides, as `_faults_of_site`."""
+    if not cls.budgeted or cls.plan is not Strategy.plan or cls.scores is not Strategy.scores:
+        return
+    near = [name for method in ("scores", "plan") for name in difflib.get_close_matches(method, vars(cls), n=1)]
+    hint = f"rename {near[0]}" if near else "write one of them"
+    yield f" has neither scores(self, view) nor plan(self, view, keep); {hint}"
 
 
 def complaint_on_fields(cls: type[BaseModel], base: type[BaseModel]) -> str | None:

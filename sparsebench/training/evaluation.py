@@ -18,7 +18,7 @@ from sparsebench import seeds
 from sparsebench.errors import StrategyError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.metrics import Items
-from sparsebench.models.actor import Actor, Fields, Pass
+from sparsebench.models.actor import Actor, Fields, Pass, TokenState
 from sparsebench.models.base import Network
 from sparsebench.strategy.base import Site, Strategy
 from sparsebench.strategy.plan_checks import only_removes
@@ -484,24 +484,25 @@ def _influences(
                 if place < count:  # (R, M - 1): without the one token of each row
                     kept = kept[kept != token[:, None]].reshape(len(kept), -1)
                 disturbed.append((site, block, kept))
-            probabilities = network(samples.take(rows[image]), Replay(N, disturbed)).softmax(dim=1)
+            # A network needs only the state of the tokens, and to know when and how they change.
+            replay = cast(Pass, Replay(N, disturbed))
+            probabilities = network(samples.take(rows[image]), replay).softmax(dim=1)
             z[image, token] = (p[image] - probabilities.gather(1, predicted[image, None])[:, 0]).abs()
     return z
 
 
-class Replay(Pass):
-    """A pass that removes the patches of a script from N patches at the input."""
+class Replay(TokenState):
+    """The tokens in a forward pass without a strategy, in which patches are removed as a script says.
 
-    requires = frozenset()
-    weighs_sizes = ragged = masked = learns = reads_out = False
-    whole = True
-    own_macs, resting, previous = 0.0, 0, None
+    Args:
+        N: number of patches at the input.
+        script: where patches are removed, and which stay; each image has its own.
+    """
 
     def __init__(self, N: int, script: Script):
-        self.script, self.requested = list(script), set()
-        stay = self.script[0][2]
-        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
-        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
+        stay = script[0][2]
+        super().__init__(torch.arange(N, device=stay.device).repeat(len(stay), 1))
+        self.script = list(script)
 
     def acts_at(self, site: Site, block: int) -> bool:
         """See `Pass.acts_at`. A place where all tokens stay counts too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -165,6 +166,10 @@ class _Attempt(NamedTuple):
     spent: float
     keep: dict[int, int]
 
+    def spends_less(self, target: float) -> bool:
+        """Return whether the strategy acts with this budget and spends less than the target."""
+        return math.isfinite(self.error) and self.spent < target
+
 
 def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget, float, int] | None:
     """Give the actor the token counts with which an adaptive strategy spends the budget's MACs, as nearly as possible.
@@ -192,26 +197,29 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
         error = abs(spent - target) if actor.acts else np.inf
         return _Attempt(error, macs, spent, actor.keep)
 
-    attempts = [try_budget(target)]
-    low, high, follows = 0.0, 1.0, True
-    while len(attempts) < TRIES and attempts[-1].error > NEAR * target:
-        last = attempts[-1]
-        if actor.acts and last.spent < target:
-            low = last.macs
-        else:
-            high = last.macs
-        attempts.append(try_budget((low + high) / 2))
-        # Other counts with the same MACs: the strategy does not follow the counts.
-        follows = attempts[-1].spent != attempts[0].spent or attempts[-1].keep == attempts[0].keep
-        if not follows:
-            break
-    spends_less = actor.acts and attempts[-1].spent < target
-    if follows and high == 1.0 and spends_less and min(attempt.error for attempt in attempts) > NEAR * target:
-        attempts.append(try_budget(high))  # all tokens as upper bounds: the most that it can spend
-    best = min(attempts, key=lambda attempt: attempt.error)
+    best = min(_bisect(try_budget, target), key=lambda attempt: attempt.error)
     budget = Budget(macs=best.macs, **shape)
     actor.spend(budget)
     return budget, best.spent, len(rows)
+
+
+def _bisect(try_budget: Callable[[float], _Attempt], target: float) -> list[_Attempt]:
+    """Return attempts to spend a share of the dense MACs, by bisection of the share that sets the counts."""
+    attempts = [try_budget(target)]
+    low, high = 0.0, 1.0
+    while len(attempts) < TRIES and attempts[-1].error > NEAR * target:
+        if attempts[-1].spends_less(target):
+            low = attempts[-1].macs
+        else:
+            high = attempts[-1].macs
+        attempts.append(try_budget((low + high) / 2))
+        # Other counts with the same MACs: the strategy does not follow the counts.
+        if attempts[-1].spent == attempts[0].spent and attempts[-1].keep != attempts[0].keep:
+            return attempts
+    is_near = min(attempt.error for attempt in attempts) <= NEAR * target
+    if high == 1.0 and attempts[-1].spends_less(target) and not is_near:
+        attempts.append(try_budget(high))  # all tokens as upper bounds: the most that it can spend
+    return attempts
 
 
 @torch.no_grad()

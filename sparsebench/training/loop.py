@@ -321,10 +321,10 @@ class Watch:
     def __call__(self, step: int) -> None:
         """Measure if it is due."""
         if step % self.training.recipe.watch == 0:
-            self.look(step)
+            self.measure(step)
 
     @torch.no_grad()
-    def look(self, step: int) -> None:
+    def measure(self, step: int) -> None:
         """Measure after a number of steps, unless it was already done."""
         if self.looks and self.looks[-1] == step:
             return

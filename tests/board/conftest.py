@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparsebench.board import picture
 from sparsebench.board.board import Board
 from sparsebench.board.published import page as render
 
 CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-DRAW = picture.draw
 WIDE = {"width": 1280, "height": 720}
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw pictures of boards, which other tests replace because it is slow."""
-    monkeypatch.setattr(picture, "draw", DRAW)
 
 
 @pytest.fixture(scope="session")

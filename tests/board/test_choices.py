@@ -208,7 +208,7 @@ def labels(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize("names", [LONG, GRID], ids=["one parameter", "grid"])
-def test_variants_are_told_apart_in_pictures_and_narrow_tables(names: list[str], drawn: None) -> None:
+def test_variants_are_told_apart_in_pictures_and_narrow_tables(names: list[str]) -> None:
     records = [*BASE, *(row for k, name in enumerate(names) for row in at_budgets(name, [0.85, 0.8 - k / 50, 0.6]))]
     judged = judge(records)
     for width in ("one", "two"):
@@ -227,7 +227,7 @@ def test_variants_are_told_apart_in_pictures_and_narrow_tables(names: list[str],
     assert max(map(len, cells)) <= 34
 
 
-def test_third_party_strategies_are_named_and_in_colour_in_the_picture(drawn: None) -> None:
+def test_third_party_strategies_are_named_and_in_colour_in_the_picture() -> None:
     """By default the picture names the best; a third-party strategy is named even if it is the worst."""
     rates = {f"s{k}": 0.88 - k / 100 for k in range(9)} | {"mine": 0.2}
     records = [row for name, rate in rates.items() for row in at_budgets(name, [rate, rate, rate - 0.1])]

@@ -231,7 +231,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path, drawn: None) -> None:
+def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path) -> None:
     for name, *words in (("board.svg", "--strategies", "tome, noise"), ("gap.pdf", "--of", "gap", "--width", "one")):
         code, output = call(few, "--picture", tmp_path / name, *words)
         assert code == 0 and "written" in output
@@ -250,9 +250,7 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_pa
         (["--of", "gap"], "--picture"),
     ],
 )
-def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(
-    few: Path, words: list[str], named: str, drawn: None
-) -> None:
+def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(few: Path, words: list[str], named: str) -> None:
     code, output = call(few, *words)
     assert code == 2 and named in output and "Traceback" not in output and not Path("board.png").exists()
 

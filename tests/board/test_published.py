@@ -70,7 +70,7 @@ def test_files_that_were_changed_or_are_missing_are_named_and_mended(board: Path
     assert all(name in output.partition("written: ")[2] for name in contents)
 
 
-def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path, drawn: None) -> None:
+def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path) -> None:
     contents_of_board = published.board_files(board)
     published.write(contents_of_board)
     path = board / "leaderboard.png"

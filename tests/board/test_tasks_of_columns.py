@@ -46,7 +46,7 @@ def texts_of(board: Board) -> list[str]:
     return [text.get_text() for figure in figures for text in figure.findobj(Text)]
 
 
-def test_no_output_of_a_task_names_another(alone: tuple[str, Path, str], drawn: None) -> None:
+def test_no_output_of_a_task_names_another(alone: tuple[str, Path, str]) -> None:
     task, out, output = alone
     board = gather(out)
     made = {name: content.decode() for name, content in files(board).items() if not name.endswith(".png")}

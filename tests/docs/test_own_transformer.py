@@ -125,7 +125,7 @@ def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp
     [
         ("acting.student = ModelOutputs(logits, x[:, 1:])", "learner.py", "it must set acting.student = ModelOutputs"),
         ('x = act(acting, "input", 0, x)', "random", "it must call acting.decide(...) there"),
-        ("acting.went(came, scoring=scoring)", "random_inside", "it must call acting.went(...) once in each"),
+        ("acting.record_block(tokens_in, scoring=scoring)", "random_inside", "it must call acting.record_block(...)"),
     ],
 )
 def test_the_error_names_the_line_that_a_model_lacks(tmp_path: Path, line: str, name: str, reason: str) -> None:

@@ -133,7 +133,7 @@ def test_a_legal_plan_leaves_as_many_tokens_as_asked_for(scripted, plan):
     acting = begin(scripted(lambda view, keep: plan()))
     assert isinstance(acting.decide(0, GIVEN), type(plan()))
     assert acting.index.shape == acting.sizes.shape == (B, KEEP)
-    acting.went(N)
+    acting.record_block(N)
     assert acting.steps == [Step(N, KEEP)]
 
 
@@ -141,7 +141,7 @@ def test_a_mask_in_training_may_say_what_tokens_and_sizes_become(scripted):
     acting = begin(scripted(lambda view, keep: Mask(HALF, values=-TOKENS, sizes=2 * ALIKE)), training=True)
     plan = acting.decide(0, GIVEN)
     assert torch.equal(tokens.apply(plan, TOKENS, ALIKE), -TOKENS)
-    assert acting.sizes.tolist() == [[2.0] * N] * B and acting.weights.tolist() == HALF.tolist()
+    assert acting.sizes.tolist() == [[2.0] * N] * B and acting.weights().tolist() == HALF.tolist()
     assert acting.index.tolist() == [list(range(N))] * B
     assert torch.equal(tokens.apply(Mask(HALF), TOKENS, ALIKE), TOKENS)
 

@@ -95,7 +95,7 @@ def test_its_loss_sees_what_came_out_and_reaches_its_modules_in_training_alone(n
     assert lesson.shares == {1: 0.5, 3: 0.25} and lesson.teacher is None
     planned = network.cost.macs(acting.actor.planned) / network.cost.macs(network.cost.dense())
     assert lesson.macs == pytest.approx(planned)
-    close(lesson.weights, acting.weights)
+    close(lesson.weights, acting.weights())
     assert all(bool(module.weight.grad.any()) for module in acting.actor.learned.values())
     test = begin(network, Gate())
     network(images(network), test)

@@ -187,7 +187,7 @@ def test_a_mask_of_zeros_and_ones_in_training_is_removal(scripted, site, needs):
     logits = network(images(network), weak)
     assert weak.index.shape[1] == N and weak.masked
     kept = chosen(1 if site == "input" else 3, 0)
-    assert bool(((weak.weights == 1) == torch.isin(torch.arange(N), kept)).all())
+    assert bool(((weak.weights() == 1) == torch.isin(torch.arange(N), kept)).all())
     hard = begin(network, adaptive(scripted, removed, site, needs), training=True)
     close(logits, network(images(network), hard), atol=1e-4)
     logits.sum().backward()
@@ -203,7 +203,7 @@ def test_masks_of_later_blocks_multiply(scripted):
 
     acting = begin(network, scripted(decide, site="block"), training=True)
     network(images(network), acting)
-    assert [float(w.unique()) for w in (*seen, acting.weights)] == [1.0, 0.5, 0.25]
+    assert [float(w.unique()) for w in (*seen, acting.weights())] == [1.0, 0.5, 0.25]
 
 
 def test_a_shift_adds_to_patch_class_and_register_tokens_in_training(scripted):

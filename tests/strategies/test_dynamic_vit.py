@@ -72,7 +72,7 @@ def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_ba
                 assert float(plan.keep[b, i]) == pytest.approx(float(keep + g[0] > drop + g[1]), abs=1e-6)
         before = before * plan.keep
         torch.testing.assert_close(acting.memory["kept"][view.block], before)
-    assert torch.allclose(acting.weights, before) and 0 < float(before.mean()) < 1
+    assert torch.allclose(acting.weights(), before) and 0 < float(before.mean()) < 1
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_simila
             by_hand = squeezed_by_hand(tokens[b], hosts, gone)
             torch.testing.assert_close(plan.values[b], torch.tensor(by_hand), atol=1e-5, rtol=1e-5)
         before = now
-    assert 0 < float(before.mean()) < 0.5 and torch.allclose(acting.weights, before)
+    assert 0 < float(before.mean()) < 0.5 and torch.allclose(acting.weights(), before)
 
 
 def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients():

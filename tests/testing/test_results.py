@@ -12,8 +12,9 @@ from measured import TINY
 from samples import SAMPLES
 
 from sparsebench import UserError, api
+from sparsebench.records import reports
 from sparsebench.records.record import Origin
-from sparsebench.testing import Report, process, reports
+from sparsebench.testing import Report, process
 
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 

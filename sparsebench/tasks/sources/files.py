@@ -254,18 +254,19 @@ def listing(root: Path) -> Contents:
     for place, inside, files in os.walk(root, onerror=refuse, followlinks=True):
         within = "" if Path(place) == root else f"{Path(place).relative_to(root).as_posix()}/"
         for name in sorted(inside):
-            if reason := _why_no_folder(os.path.join(place, name), top, seen):
+            reason = _why_no_folder(os.path.join(place, name), top, seen)
+            if reason:
                 others[reason].append(within + name)
                 inside.remove(name)
         for name in files:
-            path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in SUFFIXES
-            if name.startswith("."):
-                if picture:
-                    others["hidden"].append(within + name)
-            elif picture and os.path.isfile(path):
+            path = os.path.join(place, name)
+            reason = _why_no_picture(path)
+            if reason:
+                others[reason].append(within + name)
+            elif not name.startswith("."):
                 (links if os.path.islink(path) else names).append(within + name)
-            else:
-                others["files of another kind" if os.path.exists(path) else "links to nothing"].append(within + name)
+
+    # Links come after the files, so that a picture has the name of its file, if that is in the folder too.
     targets = {os.path.realpath(root / name) for name in names} if links else set[str]()
     for name in sorted(links):
         real = os.path.realpath(root / name)
@@ -273,6 +274,17 @@ def listing(root: Path) -> Contents:
         targets.add(real)
     sorted_others = {reason: sorted(paths) for reason, paths in sorted(others.items())}
     return Contents(root, dict.fromkeys(sorted(names), ""), others=sorted_others)
+
+
+def _why_no_picture(path: str) -> str:
+    """Return why a file is left out, or "" if it is a picture, or a hidden file of another kind: nobody expects it."""
+    name = os.path.basename(path)
+    looks_like_picture = os.path.splitext(name)[1].lower() in SUFFIXES
+    if name.startswith("."):
+        return "hidden" if looks_like_picture else ""
+    if looks_like_picture and os.path.isfile(path):
+        return ""
+    return "files of another kind" if os.path.exists(path) else "links to nothing"
 
 
 def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
@@ -303,7 +315,8 @@ def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
         UserError: there are fewer than two classes, two names differ only in their Unicode normalisation, a class has
             no pictures, or the subfolders are splits, not classes.
     """
-    root, prefix = folder.root / split, f"{split}/" if split else ""
+    root = folder.root / split
+    prefix = f"{split}/" if split else ""
     names = [name.removeprefix(prefix) for name in folder.pictures if name.startswith(prefix)]
     classes = sorted(path.name for path in root.iterdir() if path.is_dir() and _may_be_class(path.name))
     if classes and SPLITS.issuperset(map(str.lower, classes)):
@@ -317,16 +330,10 @@ def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
         loose = sum("/" not in name for name in names)
         note = f" and {loose} pictures in no class folder" if loose else ""
         raise UserError(f"{root}: too few classes", got=f"{classes}{note}", allowed=f"2 or more: {layout}")
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    for name in classes:
-        alike[unicodedata.normalize("NFC", name)].append(name)
-    if twice := [group for group in alike.values() if len(group) > 1]:
-        raise UserError(
-            f"{root}: class folders whose names differ only in their Unicode normalisation",
-            got=[ascii(name) for name in twice[0]],
-            next_step="move their pictures into one folder",
-        )
-    if empty := sorted(set(classes) - {name.partition("/")[0] for name in names if "/" in name}):
+    _check_spelling(root, classes)
+    with_pictures = {name.partition("/")[0] for name in names if "/" in name}
+    empty = sorted(set(classes) - with_pictures)
+    if empty:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
             f"{root / empty[0]} holds no pictures{more}",
@@ -334,6 +341,20 @@ def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
             next_step="remove it if it is not a class",
         )
     return classes
+
+
+def _check_spelling(root: Path, classes: Sequence[str]) -> None:
+    """Raise UserError if two names of class folders differ only in their Unicode normalisation."""
+    by_form: defaultdict[str, list[str]] = defaultdict(list)
+    for name in classes:
+        by_form[unicodedata.normalize("NFC", name)].append(name)
+    for group in by_form.values():
+        if len(group) > 1:
+            raise UserError(
+                f"{root}: class folders whose names differ only in their Unicode normalisation",
+                got=[ascii(name) for name in group],
+                next_step="move their pictures into one folder",
+            )
 
 
 _contents: dict[str, Contents] = {}

@@ -185,23 +185,36 @@ def read(kind: str, columns: Sequence[str], folder: Contents) -> pd.DataFrame:
     """
     root = folder.root
     if kind == WATERBIRDS:
-        table, below = root / METADATA, root
+        table = root / METADATA
+        below = root
         rows = _rows(table, "img_filename", {columns[0]: BITS, columns[1]: BITS, "split": SPLITS})
     else:
-        table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), root / FACES / FACES
-        below = below if below.is_dir() else root / FACES
+        table = _table(root, ATTRIBUTES)
+        nested = root / FACES / FACES
+        below = nested if nested.is_dir() else root / FACES
         rows = _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS})
-        parts = _rows(partition, "image_id", {"partition": SPLITS})
-        split_of = dict(zip(map(_key, parts["file"]), parts["partition"], strict=True))
-        rows["split"] = [split_of.get(_key(name), -1) for name in rows["file"]]
-        for line, name in rows["file"][rows["split"] < 0].items():
-            raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
+        rows["split"] = _splits_of_faces(root, table, rows["file"])
     prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
     names = [path.removeprefix(prefix) for path in {**folder.pictures, **folder.left_out} if path.startswith(prefix)]
     rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
     label, attribute = (rows[name].astype(np.int64) for name in columns)
     rows = rows[["file", "split"]].assign(label=label, group=2 * label + attribute)
     return rows[~rows["file"].isin(list(folder.left_out))]
+
+
+def _splits_of_faces(root: Path, table: Path, files: pd.Series) -> list[int]:
+    """Return the split of each file of the table of faces, which stands in a table of its own.
+
+    Raises:
+        UserError: a file has no split.
+    """
+    partition = _table(root, PARTITION)
+    rows = _rows(partition, "image_id", {"partition": SPLITS})
+    split_of = dict(zip(map(_key, rows["file"]), rows["partition"], strict=True))
+    for line, name in files.items():
+        if _key(name) not in split_of:
+            raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
+    return [split_of[_key(name)] for name in files]
 
 
 def _table(root: Path, name: str) -> Path:

@@ -78,23 +78,21 @@ def number(
     """
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
-    rule: Labels = "file" if file is not None else _rule_for(folders, head) if labels == "auto" else labels
+    rule: Labels
+    if file is not None:
+        rule = "file"
+    elif labels == "auto":
+        rule = _rule_for(folders, head)
+    else:
+        rule = labels
     by_name, size = file or _numbers_by_name(folders, rule)
+    # Of several names of a class, the first one names it.
     names = {number: name for name, number in reversed(by_name.items()) if number is not None}
-    matches = [by_name.get(KEYS.get(rule, str)(name)) for name in folders]
-    if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
-        size_of_file = f", which has {len(names)} class{'es' * (len(names) > 1)}" if file is not None else ""
-        raise UserError(
-            f"{len(strange)} of {len(folders)} class folders match no class, or two; they are numbered "
-            + RULES[rule].format("of classes")
-            + size_of_file,
-            got=_few(_quoted(strange)),
-            allowed=f"names such as {_few(_quoted([names[k] for k in sorted(names)] or ['0', '1']))}",
-            next_step=f"rename or remove them, or give the class of each with {BY_FILE}",
-        )
-    numbers = [number for number in matches if number is not None]
+
+    numbers = _matches(folders, rule, by_name, names)
     times = Counter(numbers)
-    if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
+    twice = [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]
+    if twice:
         raise UserError("several class folders match the same class", got=_few(twice), next_step="merge them")
     if rule == "numbers":
         _check_numbers(numbers, head, sure=labels == "numbers")
@@ -107,6 +105,27 @@ def number(
         )
     classes = range(head or size or max(names) + 1)
     return Numbered(rule, tuple(names.get(k, str(k)) for k in classes), tuple(numbers))
+
+
+def _matches(
+    folders: Sequence[str], rule: Labels, by_name: Mapping[str, int | None], names: Mapping[int, str]
+) -> list[int]:
+    """Return the class number of each folder; raise UserError if a folder matches no class, or two."""
+    key = KEYS.get(rule, str)
+    matches = [by_name.get(key(name)) for name in folders]
+    strange = [name for name, number in zip(folders, matches, strict=True) if number is None]
+    if strange:
+        how = RULES[rule].format("of classes")
+        if rule == "file":
+            how += f", which has {len(names)} class{'es' * (len(names) > 1)}"
+        examples = [names[number] for number in sorted(names)] or ["0", "1"]
+        raise UserError(
+            f"{len(strange)} of {len(folders)} class folders match no class, or two; they are numbered {how}",
+            got=_few(_quoted(strange)),
+            allowed=f"names such as {_few(_quoted(examples))}",
+            next_step=f"rename or remove them, or give the class of each with {BY_FILE}",
+        )
+    return [number for number in matches if number is not None]
 
 
 def _quoted(names: Sequence[str]) -> list[str]:
