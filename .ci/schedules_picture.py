@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsebench.measure.cost import BlockCost, VitCost
+from sparsebench.measure.cost import plain_vit_cost
 from sparsebench.measure.schedule import candidates
 from sparsebench.stats import style
 from sparsebench.strategy.base import Traits
@@ -14,16 +14,10 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "schedules.png"
 BUDGETS = (0.5, 0.3)
 
 
-def vit_small() -> VitCost:
-    """Return the cost model of a ViT-S/14 at 168 pixels."""
-    C = 384
-    block = BlockCost(qkv=3 * C * C, proj=C * C, mlp=8 * C * C, width=C)
-    return VitCost(144, 1, 1, 3 * 14**2 * C, 10 * C, (block,) * 12, C, 6)
-
-
 def main() -> None:
     """Draw the picture."""
-    cost, traits = vit_small(), Traits("attention", ("class_attention",))
+    cost = plain_vit_cost(384, 12, 6, tokens=144, embed=3 * 14**2 * 384, classes=10)  # ViT-S/14 at 168 pixels
+    traits = Traits("attention", ("class_attention",))
     figure = style.new(8.5, 3.2)
     panels = figure.subplots(1, len(BUDGETS), sharey=True)
     for panel, macs in zip(panels, BUDGETS, strict=True):

@@ -19,10 +19,13 @@ from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
 from sparsebench.files import cache_folder, files_in, write_whole
+from sparsebench.measure.cost import plain_vit_cost
+from sparsebench.measure.schedule import TokenSchedule, only_schedule
 from sparsebench.plan import suite as suites
 from sparsebench.plan.contenders import BUDGET_KEYS
 from sparsebench.plugin.registry import Registry, distribution, entries, files_of, is_shipped
 from sparsebench.records.record import digest
+from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.sources import cache
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation")
@@ -218,7 +221,22 @@ def _traits(cls: Any) -> list[str]:
     exports = {"yes": "yes", "no": f"no: {why}", "?": "unknown until `sparsebench check`"}[exportable(cls)]
     lines = [f"kind: {cls.kind}", f"site: {cls.site}", f"needs: {', '.join(sorted(cls.needs)) or 'nothing'}"]
     lines += [f"trained: {trained}", f"exports: {exports}", f"citation: {cls.citation or '-'}", ""]
-    return lines + ([f"budget options: {', '.join(BUDGET_KEYS)}", ""] if cls.budgeted else [])
+    if cls.budgeted:
+        lines += [f"budget options: {', '.join(BUDGET_KEYS)}", *_default_schedule(cls), ""]
+    return lines
+
+
+def _default_schedule(cls: Any) -> list[str]:
+    """Return a line with the token counts of a strategy's default schedule on an ordinary network."""
+    if any(field.is_required() for field in cls.model_fields.values()):
+        return []
+    strategy = cls()
+    network = plain_vit_cost(384, 12, 6, tokens=196, embed=3 * 16**2 * 384, classes=1000)
+    counts = TokenSchedule(Budget(macs=0.5), strategy.traits(), network)
+    at_most = "at most " if cls.adaptive else ""
+    why = only_schedule(strategy)
+    others = f"its only one, as {why}" if why else f"`sparsebench schedules {cls.name}` compares others"
+    return [f"schedule at 0.5 of the MACs of DeiT-S: {at_most}{counts}; {others}"]
 
 
 @click.command()

@@ -24,6 +24,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import ANSWERS, Record
 from sparsebench.runner.progress import Progress, Underway, cells_of, clock, left_of, remedy, time_of, underway
+from sparsebench.strategy.budget import AUTO, FULL
+from sparsebench.strategy.spec import fill
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,6 +136,7 @@ def forecast(plan: Plan) -> None:
     lines += plan.changes
     lines += _networks_of(plan)
     lines.append(_times(plan, registry))
+    lines += _token_counts(plan, registry)
     lines += _numbers_of_class_folders(plan)
     click.echo("\n".join(lines))
 
@@ -174,6 +177,37 @@ def _times(plan: Plan, registry: Registry) -> str:
     for (task, label), jobs in [*sorted(groups.items()), (("all", ""), plan.todo)]:
         rows.append({"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, expected, memory)})
     return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
+
+
+MOST_COUNTS = 40
+"""Most lines of token counts in a forecast."""
+
+
+def _token_counts(plan: Plan, registry: Registry) -> list[str]:
+    """Return lines with the tokens after each block, for each strategy and budget on deep networks."""
+    from sparsebench.measure.schedule import TokenSchedule
+    from sparsebench.plan.contenders import closed_cost
+
+    lines: dict[str, None] = {}
+    for job in plan.todo:
+        cell = job.cell
+        cls = registry.strategy(cell.strategy.name).cls
+        if not job.requested or not cls.budgeted or cell.budget == FULL:
+            continue
+        _, task, model = registry.resolve(cell)
+        cost = closed_cost(task, model)
+        if cost is None or cost.depth == 1:
+            continue
+        name = f"{task.name}, {job.label}, {cell.budget.label}"
+        strategy = fill(cls, cell.strategy.params, f"strategy '{cls.name}'")
+        if cell.budget.schedule == AUTO:
+            lines[f"{name}: chosen on each network"] = None
+        else:
+            at_most = "at most " if cls.adaptive else ""
+            lines[f"{name}: {at_most}{TokenSchedule(cell.budget, strategy.traits(), cost)}"] = None
+    if len(lines) > MOST_COUNTS:
+        return [*list(lines)[:MOST_COUNTS], f"and {len(lines) - MOST_COUNTS} other schedules"]
+    return list(lines)
 
 
 def _numbers_of_class_folders(plan: Plan) -> list[str]:

@@ -201,6 +201,20 @@ class VitCost(CostModel):
         return self.embed * self.tokens + inside + self.head + self.pooled * (steps[-1].tokens_out + steps[-1].rested)
 
 
+def plain_vit_cost(channels: int, depth: int, heads: int, *, tokens: int, embed: int, classes: int) -> VitCost:
+    """Return the cost model of a plain Vision Transformer with a class token and an MLP of ratio 4.
+
+    Args:
+        channels, depth, heads: of the network.
+        tokens: number of patches.
+        embed: MACs of the embedding per patch.
+        classes: outputs of the head.
+    """
+    square = channels * channels
+    block = BlockCost(qkv=3 * square, proj=square, mlp=8 * square, width=channels)
+    return VitCost(tokens, 1, 1, embed, channels * classes, (block,) * depth, channels, heads)
+
+
 @dataclass(frozen=True)
 class OneLayerCost(CostModel):
     """A network of one attention layer; every strategy acts before this layer, whatever its `site`.

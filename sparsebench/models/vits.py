@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from sparsebench import hookimpl, seeds
 from sparsebench.errors import UserError
-from sparsebench.measure.cost import BlockCost, CostModel, VitCost
+from sparsebench.measure.cost import CostModel, plain_vit_cost
 from sparsebench.models.base import Model, Network, Start, number_of, stem_macs, supported
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
@@ -18,9 +18,6 @@ from sparsebench.tasks.sources.files import check_unchanged, path_of
 if TYPE_CHECKING:
     from sparsebench.models.deep import DeepViT
     from sparsebench.models.timm_models import Dimensions
-
-MLP_RATIO = 4
-"""Hidden width of a block's MLP divided by its width; the default of timm's VisionTransformer."""
 
 
 class _Deep(Model):
@@ -103,9 +100,8 @@ class Vit(_Deep):
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`: the cost of `deep.small_vit`, without biases."""
         C, tokens = self.dim, (number_of(task, "canvas") // self.patch) ** 2
-        block = BlockCost(3 * C * C, C * C, 2 * MLP_RATIO * C * C, C)
         patch = 3 * self.patch**2 * C if self.stem == "linear" else stem_macs(C, self.patch)
-        return VitCost(tokens, 1, 1, patch, C * classes, (block,) * self.depth, C, self.heads)
+        return plain_vit_cost(C, self.depth, self.heads, tokens=tokens, embed=patch, classes=classes)
 
     def _network(self, canvas: int, data: Data) -> Network:
         """See `_Deep._network`."""
