@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparsebench.errors import UserError, few, plain
-from sparsebench.plan.expand import jobs_of, requested_tasks, variants_of
+from sparsebench.plan.expand import jobs_of, variants_of
 from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Located, Networks, locate, official_places
 from sparsebench.plan.request import Files, Request, Rerun
+from sparsebench.plan.requested import requested_tasks
 from sparsebench.plan.suite import Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
