@@ -169,7 +169,7 @@ def execute(
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
 
-    plan = runs.run(request, files, execution, Registry(), opened, callbacks)
+    plan = runs.run_missing(request, files, execution, Registry(), opened, callbacks)
     stored = frame_of(read(opened))
     rows = stored[stored["cell_id"].isin([job.cell.id for job in plan.whole])]
     others = set(stored["network"]) - set(rows["network"])

@@ -71,7 +71,7 @@ def reproduce(
     """
     files, registry = files or Files(), Registry()
     request = request_of(paper, figures, preset)
-    plan = runs.run(request, files, execution, registry, out, callbacks, prior=paper.seconds)
+    plan = runs.run_missing(request, files, execution, registry, out, callbacks, prior=paper.seconds)
     answers = store.read(out)
     records: dict[str, list[Record]] = {}
     for figure in paper.figures:

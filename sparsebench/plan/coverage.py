@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from sparsebench.errors import UserError
 from sparsebench.plan.contenders import usual_budgets
-from sparsebench.plan.expand import RequestedTask, variants_of_task
+from sparsebench.plan.expand import variants_of_task
 from sparsebench.plan.locate import Located
 from sparsebench.plan.request import Request
+from sparsebench.plan.requested import RequestedTask
 from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part, Where, digest

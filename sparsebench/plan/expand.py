@@ -1,20 +1,20 @@
-"""Expanding a request into jobs."""
+"""Expanding the tasks of a request into jobs: tasks to variants, variants to jobs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from sparsebench.errors import UserError, unknown
+from sparsebench.errors import UserError
 from sparsebench.models.base import Model
-from sparsebench.plan.contenders import Contender, closed_cost, contenders_of, fit_budget, specs_of, testable
+from sparsebench.plan.contenders import Contender, closed_cost, fit_budget, testable
 from sparsebench.plan.jobs import Job, JobMaker, Variant, dense_cell
 from sparsebench.plan.locate import Located
 from sparsebench.plan.request import Files, Request
+from sparsebench.plan.requested import RequestedTask, requested_tasks
 from sparsebench.plan.suite import Suite, SuiteTask, combinations, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Precision, Where
@@ -25,26 +25,6 @@ from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
 
-FIT_IMAGES = 256
-"""The number of training images on which a strategy may fit, for a test of trained weights."""
-
-
-@dataclass(frozen=True)
-class RequestedTask:
-    """A task that a request runs.
-
-    Attributes:
-        entry: the entry of the suite, or a new one.
-        cls: the class of the task.
-        changes: parameters that the request sets.
-        contenders: the strategies with their budgets.
-    """
-
-    entry: SuiteTask
-    cls: type[Task]
-    changes: Mapping[str, Any]
-    contenders: tuple[Contender, ...]
-
 
 def expand(
     request: Request, registry: Registry, located: Located | None = None, suite: Suite | None = None
@@ -54,21 +34,6 @@ def expand(
     located = Located() if located is None else located
     tasks = requested_tasks(suite, request, registry, has_weights=bool(located.files.weights))
     return jobs_of(variants_of(tasks, suite, request, located, registry), registry)
-
-
-def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_weights: bool) -> list[RequestedTask]:
-    """Return the tasks of a request: entries of the suite, or new entries for other tasks, with their strategies.
-
-    Args:
-        suite, request, registry: the suite, the changes to it, and what is installed.
-        has_weights: whether the user gives files of trained weights.
-    """
-    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
-    tasks = []
-    for entry, changes in _entries(suite, request, registry, has_weights):
-        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
-        tasks.append(RequestedTask(entry, registry.task(entry.name), changes, contenders))
-    return tasks
 
 
 def variants_of(
@@ -217,61 +182,6 @@ def _check_schedules(contenders: Sequence[Contender], entry: SuiteTask, request:
                 "acts from the first training step",
                 next_step="state the schedule, or test trained networks (track frozen, or --where test)",
             )
-
-
-def _entries(
-    suite: Suite, request: Request, registry: Registry, has_weights: bool
-) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
-    """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters.
-
-    A new entry trains networks if the request says on how many samples. Otherwise it tests the user's trained weights.
-    """
-    figures = sorted({entry.figure for entry in suite.task} - {""})
-    if strange := sorted(set(request.figures) - set(figures)):
-        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
-    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
-    changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
-    if changed and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
-        raise UserError(
-            f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in changed)}",
-            got="--n-train" if request.n_train else "--model",
-            next_step="choose the task to train with --task",
-        )
-    if not request.tasks:
-        yield from ((entry, {}) for entry in of_suite)
-    for spec in map(parse, request.tasks):
-        entries = [entry for entry in of_suite if entry.name == spec.name and entry not in changed]
-        for entry in entries or [_new_entry(spec.name, suite, request, registry, has_weights)]:
-            yield from ((entry, params) for params in spec.combinations())
-
-
-def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, has_weights: bool) -> SuiteTask:
-    """Return an entry for a task that the suite does not have, or has for other networks.
-
-    Args:
-        name: the name of the task.
-        suite, request, registry: see `_entries`.
-        has_weights: whether the user gives files of trained weights.
-
-    Raises:
-        UserError: neither a training nor trained weights are requested.
-    """
-    if request.n_train or not registry.task(name).trains:
-        return SuiteTask(name=name, n_train=request.n_train or (0,))
-    if has_weights or request.pretrained:
-        return SuiteTask(name=name, n_train=(FIT_IMAGES,), track="frozen", seeds=1)
-    raise UserError(
-        f"suite '{suite.name}' trains no such network for task '{name}'",
-        next_step="to train one, give the number of training samples with --n-train; to test trained weights, give "
-        "--weights FILE",
-    )
-
-
-def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
-    """Return whether a request with --n-train or --model trains a task for which its suite has trained networks."""
-    if request.n_train or request.model is None:
-        return bool(request.n_train)
-    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
 
 
 def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:

@@ -137,9 +137,12 @@ def official_places(files: Files, jobs: Sequence[Job], places: Mapping[str, Path
         UserError: an official set is missing.
     """
     names = {job.cell.task.params.get(key) for job in jobs for key in LOCATED}
-    missing = sorted(name for name in OFFICIAL & names if name not in places)
-    official = (locate_official(name, files.data_root, files.download) for name in missing)
-    return {name: place for name, place in official if place is not None}
+    official: dict[str, Path] = {}
+    for name in sorted((OFFICIAL & names) - places.keys()):
+        _, place = locate_official(name, files.data_root, files.download)
+        if place is not None:
+            official[name] = place
+    return official
 
 
 def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[Pixels]:
@@ -238,7 +241,8 @@ def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
     located: dict[str, Path] = {}
     firsts: dict[str, Path] = {}
     notes: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in (paths := files_of(specs)):
+    paths = files_of(specs)
+    for path in paths:
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(
                 "--weights reads safetensors files, and torch.save checkpoints that contain only weights",
@@ -246,7 +250,8 @@ def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
                 allowed=", ".join(SUFFIXES),
                 next_step=CONVERT,
             )
-        weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
+        weights = read_weights(path, key)
+        name = f"weights-{fingerprint_of(path)}"
         digest = state_digest(weights.plain()) if len(paths) > 1 else name
         if digest in firsts:
             notes[f"the same weights as {firsts[digest]}: they are one network"].append(path)
@@ -258,8 +263,8 @@ def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
         for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
             if kind != "torch.float32":
                 notes[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
-    for line, paths in notes.items():
-        log.warning("--weights %s: %s", few([str(path) for path in paths]), line)
+    for line, noted in notes.items():
+        log.warning("--weights %s: %s", few([str(path) for path in noted]), line)
     return located
 
 

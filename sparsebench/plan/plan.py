@@ -6,16 +6,17 @@ import hashlib
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparsebench.errors import UserError, few, plain
-from sparsebench.plan.expand import jobs_of, requested_tasks, variants_of
+from sparsebench.plan.expand import jobs_of, variants_of
 from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Located, Networks, locate, official_places
 from sparsebench.plan.request import Files, Request, Rerun
+from sparsebench.plan.requested import requested_tasks
 from sparsebench.plan.suite import Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
@@ -92,23 +93,11 @@ def plan(
     tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
     located = locate(files, [task.cls for task in tasks])
     variants = variants_of(tasks, suite, request, located, registry)
-    expanded = jobs_of(variants, registry)
 
-    # Networks that exist elsewhere are not trained here, and neither is what they start from.
     networks = Networks(store.path, summaries, files.networks)
-    networks.check({job.cell.init.id for job in expanded if job.cell.track != "scratch" and job.cell.init})
-    requested = {job.cell.id for job in expanded if job.requested}
-    starts = prerequisites(requested, expanded, lambda cell_id: networks.elsewhere(cell_id) is None)
-    whole = [job for job in expanded if job.cell.id in requested | starts]
-
-    # Cells of the shard, and cells of any shard that these start from and whose weights are missing.
-    in_this_shard = {job.cell.id for job in whole if in_shard(job.cell.id)}
+    whole = _without_other_networks(jobs_of(variants, registry), networks)
     unanswered = {job.cell.id for job in whole if not _has_answer(job, summaries, networks, request, rerun)}
-    missing = in_this_shard & unanswered
-    needed = prerequisites(missing, whole, lambda cell_id: not networks.has(cell_id))
-    jobs = [job for job in whole if job.cell.id in in_this_shard | needed]
-    todo = [job for job in whole if job.cell.id in missing | needed]
-    others = [job for job in whole if job.cell.id in unanswered - in_this_shard - needed]
+    jobs, todo, others = _divide(whole, in_shard, unanswered, networks)
 
     locations = {name: place for variant in variants for name, place in variant.places.items()}
     locations |= official_places(files, todo, locations)
@@ -126,7 +115,40 @@ def plan(
         request=request,
         suite=suite,
         changes=_changes(todo, summaries),
-        others=tuple(others),
+        others=others,
+    )
+
+
+def _without_other_networks(jobs: Sequence[Job], networks: Networks) -> list[Job]:
+    """Leave out the trainings of networks that exist outside the run's folder, and what only these start from.
+
+    Raises:
+        UserError: the folder of --networks has none of the trainings.
+    """
+    networks.check({job.cell.init.id for job in jobs if job.cell.track != "scratch" and job.cell.init})
+    requested = {job.cell.id for job in jobs if job.requested}
+    starts = prerequisites(requested, jobs, lambda cell_id: networks.elsewhere(cell_id) is None)
+    run_here = requested | starts
+    return [job for job in jobs if job.cell.id in run_here]
+
+
+def _divide(
+    whole: Sequence[Job], in_shard: Callable[[str], bool], unanswered: Set[str], networks: Networks
+) -> tuple[list[Job], list[Job], tuple[Job, ...]]:
+    """Return the jobs of a shard, those of them to run, and the jobs of other shards that are not answered.
+
+    Cells of any shard belong to it if its missing cells start from them and their weights are missing.
+    """
+    inside = {job.cell.id for job in whole if in_shard(job.cell.id)}
+    missing = inside & unanswered
+    needed = prerequisites(missing, whole, lambda cell_id: not networks.has(cell_id))
+    of_shard = inside | needed
+    to_run = missing | needed
+    elsewhere = unanswered - of_shard
+    return (
+        [job for job in whole if job.cell.id in of_shard],
+        [job for job in whole if job.cell.id in to_run],
+        tuple(job for job in whole if job.cell.id in elsewhere),
     )
 
 

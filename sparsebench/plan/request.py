@@ -143,7 +143,10 @@ class Files:
 def _number(option: str, value: float | str, units: dict[str, int], allowed: str) -> float:
     """Return a number with a unit in seconds or bytes."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(value).strip().lower(), re.ASCII)
-    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
+    number = math.nan
+    if match is not None and match[2] in units:
+        number = float(match[1]) * units[match[2]]
+    if not math.isfinite(number):
         raise UserError(option, got=f"'{value}'", allowed=allowed)
     return number
 

@@ -76,10 +76,16 @@ class CellLocks:
         summaries: Mapping[str, RecordSummary],
         on_done: Callable[[str], None] = lambda cell_id: None,
     ):
-        self.opened, self.summaries, self.on_done = Store.open(folder), summaries, on_done
-        self.out = self.opened.path
-        self.now, self.sealed = summaries, list[Path]()
-        self.ends, self.stored = dict[Path, int](), set[str]()  # what was read of other runs' segments
+        self.store = Store.open(folder)
+        self.out = self.store.path
+        self.planned = summaries
+        self.on_done = on_done
+        # What was read since: the summaries, and the sealed files that they are from.
+        self.now = summaries
+        self.sealed: list[Path] = []
+        # What was read of other runs' segments: up to which byte, and the cells that they name.
+        self.ends: dict[Path, int] = {}
+        self.stored: set[str] = set()
         self.file: int | None = None
         with suppress(OSError):
             self.file = os.open(self.out / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -112,20 +118,24 @@ class CellLocks:
                 self._read(path)
         sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
         if sealed != self.sealed or job.cell.id in self.stored:
-            self.opened.refresh()
-            self.sealed, self.now = sealed, self.opened.summaries()
-        summary, old = self.now.get(job.cell.id), self.summaries.get(job.cell.id)
-        if summary is None or not job.is_answered_by(summary) or (old is not None and old.started == summary.started):
+            self.store.refresh()
+            self.sealed, self.now = sealed, self.store.summaries()
+        summary = self.now.get(job.cell.id)
+        if summary is None or not job.is_answered_by(summary):
+            return False
+        planned = self.planned.get(job.cell.id)
+        if planned is not None and planned.started == summary.started:
             return False
         self.on_done(job.cell.id)
         return True
 
     def _read(self, path: Path) -> None:
         """Note the cells of the new lines of a segment."""
+        begin = self.ends.get(path, 0)
         with suppress(FileNotFoundError), path.open("rb") as file:  # it may be sealed meanwhile
-            file.seek(self.ends.get(path, 0))
+            file.seek(begin)
             lines = file.read().rpartition(b"\n")[0]
-            self.ends[path] = self.ends.get(path, 0) + len(lines)
+            self.ends[path] = begin + len(lines)
             self.stored |= {name.decode() for name in re.findall(rb'"cell_id":"(\w+)"', lines)}
 
     def close(self) -> None:
@@ -325,7 +335,9 @@ class Supervisor:
     def __init__(self, environment: RunEnvironment, name: str, place: Mapping[str, str], on_begin: OnBegin):
         self.environment = replace(environment, device="cuda:0" if place else "cpu")
         self.timeout, self.memory = environment.execution.limits()
-        self.log, self.place, self.on_begin = environment.out / "logs" / f"worker-{name}.log", place, on_begin
+        self.log = environment.out / "logs" / f"worker-{name}.log"
+        self.place = place
+        self.on_begin = on_begin
         self.server = server()
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
@@ -333,7 +345,10 @@ class Supervisor:
         self._note_cells(())
 
     def _note_cells(self, cells: Sequence[str]) -> None:
-        self.cells, self.started, self.clock = cells, datetime.now(UTC), time.monotonic()
+        """Note the cells that the worker begins now."""
+        self.cells = cells
+        self.started = datetime.now(UTC)
+        self.clock = time.monotonic()
 
     def serve(self, queue: Queue, records: SimpleQueue[Record | None]) -> None:
         """Run the jobs of a queue; put their records, and None at the end. An error closes the queue."""

@@ -39,7 +39,7 @@ CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells whose computation was ended. When they run again, they continue from their checkpoints."""
 
 
-def run(
+def run_missing(
     request: Request,
     files: Files,
     execution: Execution,
@@ -129,7 +129,7 @@ def carry_out(
 
     Args:
         plan: from `plan_of`.
-        execution, registry, folder, callbacks: see `run`.
+        execution, registry, folder, callbacks: see `run_missing`.
         engine: runs the cells in place of the engine that `execution` asks for.
 
     Raises:

@@ -193,7 +193,7 @@ def test_the_metrics_of_the_page_are_measured_and_on_boards(tmp_path: Path, monk
 
     monkeypatch.setattr(cls, "measure", look)
     more = {"tasks": "measured:test=40,epochs=1", "n_train": [50], "macs": [0.5], "jobs": 0}
-    runs.run(*values_of({"plugins": (f"{tmp_path}/measured.py",), **TINY, **more}), registry, tmp_path / "out")
+    runs.run_missing(*values_of({"plugins": (f"{tmp_path}/measured.py",), **TINY, **more}), registry, tmp_path / "out")
     for items, test, values in calls:
         assert items.kept.shape == (40, 36) and items.confidence.shape == (40,) and items.confidence.min() >= 0.5
         right = np.exp(-items.losses[items.correct].astype(float))

@@ -68,7 +68,7 @@ def executed(out: Path, files: Files, execution: Execution | None = None, **opti
     """Return the records that a run adds to a folder, by strategy."""
     before = set(store.read(out)) if out.exists() else set()
     options = {"suite": "folder", "tasks": (TASK,), "model": f"timm:{ARCH}", "plugins": ("attn_topk",)} | options
-    runs.run(Request(**options), files, execution or Execution("cpu", jobs=0), Registry(), out)
+    runs.run_missing(Request(**options), files, execution or Execution("cpu", jobs=0), Registry(), out)
     return {record.cell.strategy.name: record for key, record in store.read(out).items() if key not in before}
 
 

@@ -42,7 +42,7 @@ def records(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Reco
     out = tmp_path_factory.mktemp("out")
     request = Request(tasks=(SMALL,), model=f"timm:{ARCH}", plugins=("fisher_mask",), macs=(0.6,))
     files = Files(weights=(folder / "a.safetensors", folder / "b.safetensors"))
-    runs.run(request, files, Execution("cpu", jobs=0), Registry(), out)
+    runs.run_missing(request, files, Execution("cpu", jobs=0), Registry(), out)
     return list(store.read(out).values())
 
 

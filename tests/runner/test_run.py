@@ -66,7 +66,7 @@ def test_a_resumed_run_expands_its_suite_once_and_decides_the_device_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = Execution("cpu", jobs=0, shard="0/9999")
-    runs.run(Request(suite=TINY), Files(), few, Registry(), tmp_path)
+    runs.run_missing(Request(suite=TINY), Files(), few, Registry(), tmp_path)
     calls: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:
@@ -81,7 +81,7 @@ def test_a_resumed_run_expands_its_suite_once_and_decides_the_device_once(
     count(planner, "variants_of")
     count(coverage, "variants_of_task")
     count(devices, "resolve_device")
-    runs.run(Request(suite=TINY), Files(), few, Registry(), tmp_path)
+    runs.run_missing(Request(suite=TINY), Files(), few, Registry(), tmp_path)
     assert calls == {"variants_of": 1, "resolve_device": 1}
 
 
@@ -104,7 +104,7 @@ def test_a_resumed_run_opens_each_sealed_file_twice_at_most_and_its_suite_once(
 ) -> None:
     out, suite = tmp_path / "out", shutil.copy(TINY, tmp_path / "tiny.toml")
     options: dict[str, Any] = {"suite": str(suite), "seeds": 1, "n_train": 4, "device": "cpu", "jobs": 0}
-    runs.run(*values_of({**options, "shard": "0/2"}), Registry(), out)
+    runs.run_missing(*values_of({**options, "shard": "0/2"}), Registry(), out)
     for _ in range(2):  # first the other shard is run, then nothing
         opened.clear()
         sparsebench.run((), out=out, **options)

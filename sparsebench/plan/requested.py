@@ -1,0 +1,105 @@
+"""The tasks of a request: entries of its suite, or new entries for other tasks, with their strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.plan.contenders import Contender, contenders_of, specs_of
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import Suite, SuiteTask
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy.spec import parse
+from sparsebench.tasks.base import Task
+
+FIT_IMAGES = 256
+"""The number of training images on which a strategy may fit, for a test of trained weights."""
+
+
+@dataclass(frozen=True)
+class RequestedTask:
+    """A task that a request runs.
+
+    Attributes:
+        entry: the entry of the suite, or a new one.
+        cls: the class of the task.
+        changes: parameters that the request sets.
+        contenders: the strategies with their budgets.
+    """
+
+    entry: SuiteTask
+    cls: type[Task]
+    changes: Mapping[str, Any]
+    contenders: tuple[Contender, ...]
+
+
+def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_weights: bool) -> list[RequestedTask]:
+    """Return the tasks of a request: entries of the suite, or new entries for other tasks, with their strategies.
+
+    Args:
+        suite, request, registry: the suite, the changes to it, and what is installed.
+        has_weights: whether the user gives files of trained weights.
+    """
+    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
+    tasks = []
+    for entry, changes in _entries(suite, request, registry, has_weights):
+        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
+        tasks.append(RequestedTask(entry, registry.task(entry.name), changes, contenders))
+    return tasks
+
+
+def _entries(
+    suite: Suite, request: Request, registry: Registry, has_weights: bool
+) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters.
+
+    A new entry trains networks if the request says on how many samples. Otherwise it tests the user's trained weights.
+    """
+    figures = sorted({entry.figure for entry in suite.task} - {""})
+    if strange := sorted(set(request.figures) - set(figures)):
+        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
+    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
+    if changed and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
+        raise UserError(
+            f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in changed)}",
+            got="--n-train" if request.n_train else "--model",
+            next_step="choose the task to train with --task",
+        )
+    if not request.tasks:
+        yield from ((entry, {}) for entry in of_suite)
+    for spec in map(parse, request.tasks):
+        entries = [entry for entry in of_suite if entry.name == spec.name and entry not in changed]
+        for entry in entries or [_new_entry(spec.name, suite, request, registry, has_weights)]:
+            yield from ((entry, params) for params in spec.combinations())
+
+
+def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, has_weights: bool) -> SuiteTask:
+    """Return an entry for a task that the suite does not have, or has for other networks.
+
+    Args:
+        name: the name of the task.
+        suite, request, registry: see `_entries`.
+        has_weights: whether the user gives files of trained weights.
+
+    Raises:
+        UserError: neither a training nor trained weights are requested.
+    """
+    if request.n_train or not registry.task(name).trains:
+        return SuiteTask(name=name, n_train=request.n_train or (0,))
+    if has_weights or request.pretrained:
+        return SuiteTask(name=name, n_train=(FIT_IMAGES,), track="frozen", seeds=1)
+    raise UserError(
+        f"suite '{suite.name}' trains no such network for task '{name}'",
+        next_step="to train one, give the number of training samples with --n-train; to test trained weights, give "
+        "--weights FILE",
+    )
+
+
+def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+    """Return whether a request with --n-train or --model trains a task for which its suite has trained networks."""
+    if request.n_train or request.model is None:
+        return bool(request.n_train)
+    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
