@@ -22,6 +22,8 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
 from sparsebench.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
 
 

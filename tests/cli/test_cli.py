@@ -25,6 +25,8 @@ from sparsebench.board.tables import FORMATS
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 PLUGINS = [SAMPLES / f"{name}.py" for name in ("good", "raises", "returns")]
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]

@@ -19,6 +19,8 @@ from sparsebench.publish.submission import RECORDS, git_steps, manifest_of, subm
 from sparsebench.records import manifests, store, table
 from sparsebench.records.record import Cell, Record, canonical
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 Raw = dict[str, Any]
 
 
