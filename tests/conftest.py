@@ -103,11 +103,22 @@ def isolation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     Neither changes what is tested. Users choose the folder of the cache too, and it must not have pictures of earlier
     tests. A search takes longer than a small test, and what is installed does not change while tests run. Nothing else
-    may be replaced here: a test that needs a replacement asks for it by name.
+    may be replaced here: a file of tests asks for a replacement by name, such as `no_picture`.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entries", lambda: dict(_entries(os.environ[registry.HIDDEN], tuple(sys.path))))
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_picture() -> Iterator[None]:
+    """Write an empty picture beside each board. For files of tests with many runs that are not about pictures."""
+    from sparsebench.board import picture
+    from sparsebench.stats import style
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))
         yield
 
 

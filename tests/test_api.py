@@ -22,6 +22,8 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
 from sparsebench.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
 
 
@@ -230,9 +232,11 @@ def test_a_run_in_a_notebook_shows_a_bar(
     assert "cells to run" in capsys.readouterr().err
 
 
-def test_a_stopped_run_raises_keyboard_interrupt_and_progress_false_shows_no_bar(
+def test_a_stopped_run_raises_keyboard_interrupt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A stopped run raises KeyboardInterrupt and progress false shows no bar."""
+
     def stop(_record: object) -> None:
         raise KeyboardInterrupt
 

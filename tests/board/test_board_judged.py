@@ -56,7 +56,8 @@ def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None
     assert [row["rank"] for row in build(alone)] == ["1", "2"]
 
 
-def test_rows_are_marked_against_dense_and_against_random_tokens_at_their_budget() -> None:
+def test_rows_are_marked_against_dense_and_random_tokens() -> None:
+    """Rows are marked against dense and against random tokens at their budget."""
     both, lower = {"budget": "macs 0.5 @1,2"}, {"budget": "macs 0.3"}
     rows = build([
         *with_outcomes("dense", drawn(0.6, 0)), *with_outcomes("random_inside", drawn(0.5, 1), **both),
@@ -93,7 +94,8 @@ def test_a_strategy_of_which_a_cell_failed_is_not_marked() -> None:
     assert row["versus_dense"] is None and row["accuracy_delta"] > 0.3
 
 
-def test_the_gap_is_that_of_groups_whose_background_fits_and_the_worst_group_that_of_all_seeds() -> None:
+def test_the_gap_is_that_of_groups_whose_background_fits() -> None:
+    """The gap is that of groups whose background fits and the worst group that of all seeds."""
     groups, rng = np.arange(400) % 4, np.random.default_rng(0)
     rates = np.array([[0.9, 0.5, 0.6, 0.9], [0.9, 0.6, 0.5, 0.9], [0.9, 0.5, 0.6, 0.9]])
     hits = rng.random((3, 400)) < rates[:, groups]

@@ -27,6 +27,8 @@ from sparsebench.cli import main
 from sparsebench.records import store
 from sparsebench.records.record import Record, bytes_of
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 ARCH, SIDE = "test_vit", 32
 CLASSES = {"n01440764": 0, "n01443537": 1, "n01484850": 2}
 Flat = dict[str, Any]
@@ -151,7 +153,8 @@ def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
     assert ranking.every.dropna(subset="line")[["accuracy_low", "accuracy_high"]].notna().all(axis=None)
 
 
-def test_networks_are_compared_network_by_network_and_called_by_their_files(of_three: Path) -> None:
+def test_networks_are_compared_network_by_network(of_three: Path) -> None:
+    """Networks are compared network by network and called by their files."""
     rows, every = build(read(of_three)), records(of_three)
     assert {row["n_seeds"] for row in rows} == {3} and len({row["model"] for row in build(read(of_three), "task")}) == 1
     means = {name: np.mean([right(r).mean() for r in every if r.cell.strategy.name == "attn_topk"

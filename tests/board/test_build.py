@@ -21,7 +21,8 @@ def both_ways(strategy: str, errors: tuple[str, ...], losses: tuple[str, ...]) -
     return [record | {"success_loss": other["success"]} for record, other in pairs]
 
 
-def test_where_trials_succeed_by_their_error_the_papers_criterion_has_a_column_of_its_own() -> None:
+def test_error_criterion_has_its_own_column() -> None:
+    """Where trials succeed by their error the paper's criterion has a column of its own."""
     dense = both_ways("dense", ("011", "111"), ("001", "001"))
     judged = judge([*dense, *both_ways("mine", ("111", "111"), ("000", "000")), *trials("old", "001", "001")])
     rows = dicts(judged.rows)
@@ -52,7 +53,8 @@ def test_settings_of_a_task_are_named_with_what_they_differ_in() -> None:
 
 
 @pytest.mark.parametrize("by", [None, "task"])
-def test_neither_the_order_of_the_records_nor_when_they_were_started_matters(by: str | None) -> None:
+def test_the_order_of_records_does_not_matter(by: str | None) -> None:
+    """Neither the order of the records nor when they were started matters."""
     records = [
         *WHOLE,
         *gaps("mine", [0.9, 0.9], setting="another setting", started="2025-01-01T00:00:00+00:00"),
@@ -121,7 +123,8 @@ def test_pretraining_is_on_no_board_over_all_tasks() -> None:
     assert "plain" in {row["task"] for row in build([*WHOLE, plain], "task")}
 
 
-def test_settings_are_not_mixed_and_of_those_with_most_strategies_the_one_with_most_records_is_shown() -> None:
+def test_settings_are_not_mixed() -> None:
+    """Settings are not mixed and of those with most strategies the one with most records is shown."""
     other = {"setting": "another", "started": "2025"}  # not the latest
     names = ("dense", "mine", "oracle", "yours")
     more = [flat(name, k, accuracy=0.1 * (name > "e"), **other) for k in range(9) for name in names]

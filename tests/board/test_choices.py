@@ -55,7 +55,8 @@ VIEWS = ("board", "matched", "paper")
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_file_has_the_named_strategies_and_dense_with_the_numbers_of_the_whole_board(folder: Path, view: str) -> None:
+def test_a_file_has_the_chosen_strategies_and_dense(folder: Path, view: str) -> None:
+    """A file has the named strategies and dense with the numbers of the whole board."""
     words = (folder, "--view", view, "--format", "csv")
     chosen = rows_of(call(*words, "--strategies", "tome, random"))
     whole = rows_of(call(*words))
@@ -184,7 +185,8 @@ def test_a_board_says_how_its_only_strategy_compares_with_random_tokens() -> Non
         )
 
 
-def test_a_board_of_several_strategies_or_without_random_tokens_has_no_such_sentence() -> None:
+def test_other_boards_have_no_sentence_about_random_tokens() -> None:
+    """A board of several strategies or without random tokens has no such sentence."""
     others = at_budgets("other", [0.8, 0.7, 0.6])
     assert sentences_of(judge([*BASE, *MIXED, *others])) == []
     assert sentences_of(judge(BASE)) == []

@@ -79,9 +79,8 @@ def test_a_table_of_records_that_pandas_wrote_gives_the_same_board(
     assert now.attrs == before.attrs and "hesitation" in now
 
 
-def test_boards_have_a_column_of_a_metric_of_sparsebench_that_is_taken_over_seeds(
-    finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_taken_over_seeds_has_a_column(finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boards have a column of a metric of sparsebench that is taken over seeds."""
     kind = replace(kind_of("epochs"), over_seeds="mean")
     monkeypatch.setattr(settings, "SHOWN", (*settings.SHOWN, kind))
     monkeypatch.setattr(settings, "METRICS", (*settings.METRICS, kind.name))

@@ -133,7 +133,8 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     assert (attributes[MAIN], attributes[SUCCESS]) == (["spurious", "theory"], "spurious")  # the larger one first
 
 
-def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(tmp_path: Path) -> None:
+def test_a_folder_named_like_shipped_pictures_stays_apart(tmp_path: Path) -> None:
+    """A folder that is called as shipped pictures are stays apart from them."""
     name = "folder-0123456789ab"
     shipped = next(r for r in store.read(QUICK).values() if r.cell.task.name == "composite" and r.status == "ok")
     task = shipped.cell.task.model_copy(update={"params": shipped.cell.task.params | {"images": name}})

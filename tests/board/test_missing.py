@@ -82,9 +82,10 @@ def test_without_dense_nothing_is_ranked(world: list[Flat]) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
-def test_what_failed_at_one_budget_is_ranked_at_none_and_what_cannot_be_is_not_missing(
+def test_a_failure_at_one_budget_prevents_a_rank(
     status: str,
 ) -> None:
+    """What failed at one budget is ranked at none and what cannot be is not missing."""
     failed = [record | {"status": status, "reason": "x"} if record["strategy"] == "fair"
             and record["macs_ratio_asked"] == 0.5 else record for record in WORLD]  # fmt: skip
     fair = ranks(failed)["fair"]

@@ -133,7 +133,8 @@ def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
     assert keys_of(judge(single).columns) == keys_of(columns.COLUMNS)
 
 
-def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_named() -> None:
+def test_a_strategy_with_other_budgets_has_its_own_row() -> None:
+    """Other budgets of a strategy are a row of their own and the rest is named."""
     inside = records("good", dict.fromkeys(BUDGETS, 0.8))
     inside = [r | {"budget": f"{r['budget']} @0,1", "cell_id": f"{r['cell_id']} @"} for r in inside]
     rates = [r | {"budget": "keep 0.5 power-floor", "macs_ratio_asked": None, "cell_id": f"k {r['cell_id']}"}
@@ -193,7 +194,7 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     assert header[-1] == "doubt"
 
 
-def test_every_board_begins_with_what_was_measured_and_the_best_at_each_budget() -> None:
+def test_a_board_begins_with_the_data_and_the_best() -> None:
     """At 0.7 one strategy is the best, at lower budgets another; oracles and baselines do not count."""
     table = best(judge(WORLD).rankings[0])
     assert all(

@@ -81,7 +81,8 @@ def overlapping(boxes: list[dict[str, float]]) -> bool:
     return any(upper["y"] + 0.8 * upper["height"] > lower["y"] for upper, lower in itertools.pairwise(boxes))
 
 
-def test_the_first_screen_says_what_was_measured_and_what_is_best_at_each_budget(opened: Open) -> None:
+def test_the_first_screen_has_the_data_and_the_best(opened: Open) -> None:
+    """The first screen says what was measured and what is best at each budget."""
     page = opened(over_budgets(), viewport={"width": 1280, "height": 800})
     best = page.locator("#best tbody tr")
     assert best.count() == 4 and "mine_0" in best.last.inner_text() and "+42.0" in best.last.inner_text()
@@ -89,7 +90,8 @@ def test_the_first_screen_says_what_was_measured_and_what_is_best_at_each_budget
     assert page.get_by_text("task composite").is_visible() and box["y"] + box["height"] < 800
 
 
-def test_the_best_and_the_references_are_named_and_what_costs_more_than_dense_is_apart(opened: Open) -> None:
+def test_the_best_and_the_references_are_named(opened: Open) -> None:
+    """The best and the references are named and what costs more than dense is apart."""
     page = opened(over_budgets())
     assert 5 <= len(named(page)) <= 8 and {"oracle", "random_inside"} < set(
         page.locator("#plot text.name").all_text_contents()
@@ -346,9 +348,8 @@ VARIANTS = [f"method_of_mine(threshold={x},temperature=0.5,rounds=12,warmup=3,st
 
 
 @pytest.mark.parametrize("sandbox", ["", 'sandbox="allow-scripts"'])
-def test_in_a_frame_of_a_notebook_every_control_works_and_the_notebook_stays(
-    chromium: Any, tmp_path: Path, sandbox: str
-) -> None:
+def test_controls_work_in_a_notebook_frame(chromium: Any, tmp_path: Path, sandbox: str) -> None:
+    """In a frame of a notebook every control works and the notebook stays."""
     source = html.escape(render(over_budgets("one", "two")).decode())
     frame = f'<h1>a notebook</h1><iframe {sandbox} width="1200" height="900" srcdoc="{source}"></iframe>'
     (tmp_path / "notebook.html").write_text(frame, encoding="utf-8")
@@ -432,7 +433,8 @@ def test_a_copied_rank_is_no_date_for_a_spreadsheet(opened: Open) -> None:
     assert re.findall(r"\d+", ranks["dense"]) == ["1", "2"]
 
 
-def test_on_a_narrow_screen_the_accuracy_is_in_sight_and_a_table_says_that_it_is_cut(opened: Open) -> None:
+def test_the_accuracy_is_visible_on_a_narrow_screen(opened: Open) -> None:
+    """On a narrow screen the accuracy is in sight and a table says that it is cut."""
     page = opened(over_budgets("one", "two"), **NARROW)
     box = page.locator("#table tr:has(th:text-is('one')) td.accuracy").bounding_box()
     assert box["x"] + box["width"] <= 390

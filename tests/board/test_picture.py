@@ -114,7 +114,8 @@ def test_named_lines_differ_in_colour_or_dash() -> None:
         picture.curves(*board(many | {"more": (1, 1, 1)}), TITLE, [*many, "more"])
 
 
-def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
+def test_the_best_lines_are_named_and_others_are_grey() -> None:
+    """The best at small budgets and of the best ranks are named and others are grey."""
     rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}
     losses = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
     frame = board(losses, last=4)
@@ -125,7 +126,8 @@ def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_ar
     assert len(grey) == len(losses) - len(named)
 
 
-def test_a_line_begins_at_dense_and_has_a_bar_and_a_mark_at_each_budget() -> None:
+def test_a_line_begins_at_dense_with_a_bar_at_each_budget() -> None:
+    """A line begins at dense and has a bar and a mark at each budget."""
     frame = board({"good": (0.1, 0.3, 1), "other": (0.2, 0.5, 3), **REFERENCES})
     axes = picture.curves(*frame, TITLE, ["good"]).axes[0]
     line, marks, *_ = (line for line in axes.lines if line.get_color() == style.series(0).color)
@@ -263,7 +265,8 @@ def test_a_board_without_results_says_so_in_place_of_an_empty_chart() -> None:
 
 
 @pytest.mark.parametrize("samples", [False, True])
-def test_a_picture_of_thousands_of_rows_has_the_best_and_dense_and_says_so(samples: bool) -> None:
+def test_a_picture_of_thousands_of_rows_has_the_best(samples: bool) -> None:
+    """A picture of thousands of rows has the best and dense and says so."""
     names = [f"mine(power={k})" for k in range(2500)] + ["dense"]
     values = pd.DataFrame({"strategy": names, "label": names, "kind": "deployable", "macs_ratio": 0.5})
     values["value"] = np.arange(2501.0) + 1 if samples else 2500 - np.arange(2501.0)

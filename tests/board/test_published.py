@@ -50,7 +50,8 @@ def call(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(board: Path) -> None:
+def test_an_unchanged_board_is_not_written_again(board: Path) -> None:
+    """A board that is what its records give passes and is not written again."""
     assert differing(board) == [] and published.write(published.board_files(board)) == []
     code, output = call(board.parent, "--check")
     assert code == 0 and "one: matches its records" in output
@@ -224,7 +225,8 @@ def test_texts_with_other_line_endings_are_read_alike(project: Path) -> None:
     assert (project / "README.md").read_bytes() == before.replace(b"\n", b"\r\n")
 
 
-def test_a_folder_that_gets_another_suite_keeps_no_picture_of_the_old_board(tmp_path: Path) -> None:
+def test_another_suite_removes_pictures_of_the_old_board(tmp_path: Path) -> None:
+    """A folder that gets another suite keeps no picture of the old board."""
     for name in ("leaderboard-gap.png", "leaderboard-samples.png", "leaderboard-own.png"):
         (tmp_path / name).write_bytes(b"old")
     write_board(tmp_path)

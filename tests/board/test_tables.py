@@ -113,7 +113,8 @@ def test_csv_gives_every_value_back() -> None:
             assert text == "" if value is None else type(short(value))(text) == short(value)
 
 
-def test_latex_is_a_booktabs_table_with_the_legend_as_its_caption_and_notes_in_comments() -> None:
+def test_latex_is_a_booktabs_table() -> None:
+    """LaTeX is a booktabs table with the legend as its caption and notes in comments."""
     text = render(ROWS, "latex", NOTES)
     for command in (r"\begin{tabular}", r"\toprule", r"\bottomrule", r"\end{tabular}", r"\begin{table*}", r"\caption{"):
         assert text.count(command) == 1
@@ -196,7 +197,8 @@ LABELS = [
 ]  # fmt: skip
 
 
-def test_a_frame_has_infinity_where_nothing_is_reached_and_columns_of_parameters_budgets_and_ranks() -> None:
+def test_a_frame_has_infinity_where_nothing_is_reached() -> None:
+    """A frame has infinity where nothing is reached and columns of parameters budgets and ranks."""
     table = frame(
         pd.DataFrame(LABELS), [column._replace(interval=False) for column in columns.COLUMNS if column.key in LABELS[0]]
     )
@@ -209,7 +211,8 @@ def test_a_frame_has_infinity_where_nothing_is_reached_and_columns_of_parameters
     assert table["rank_low"].dropna().tolist() == [1, 2] and table["rank_high"].dropna().tolist() == [3, 2]
 
 
-def test_every_column_of_a_published_board_says_what_it_is_and_no_number_is_text() -> None:
+def test_every_column_of_a_published_board_is_described() -> None:
+    """Every column of a published board says what it is and no number is text."""
     table = sparsebench.leaderboard(GOLDEN.parents[2] / "leaderboard" / "quick")
     assert set(table.columns) == set(table.attrs) and all(table.attrs.values())
     assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30

@@ -140,7 +140,8 @@ def test_without_a_budget_in_common_no_strategy_is_ranked_over_budgets() -> None
     assert named_in(notes_on(records), records) >= set(apart)
 
 
-def test_a_strategy_with_far_less_is_shown_and_not_ranked_and_the_others_are_as_without_it() -> None:
+def test_a_strategy_with_far_fewer_results_is_not_ranked() -> None:
+    """A strategy with far less is shown and not ranked and the others are as without it."""
     less = cells(["dull"], [1], SEVERAL)
     others = cells([name for name in ALL if name != "dull"], range(6), SEVERAL)
     rows = build([*others, *less])
@@ -159,7 +160,8 @@ def test_a_strategy_with_far_less_is_shown_and_not_ranked_and_the_others_are_as_
         assert row_of_less[:at].endswith(" 1")
 
 
-def test_a_strategy_with_none_of_the_common_seeds_has_its_accuracy_and_no_difference() -> None:
+def test_without_common_seeds_there_is_no_difference() -> None:
+    """A strategy with none of the common seeds has its accuracy and no difference."""
     for seeds in ([0], [0, 1, 2]):
         others = cells([name for name in ALL if name != "dull"], seeds)
         for other in ([7], [7, 8]):
@@ -210,14 +212,16 @@ def test_a_strategy_without_a_result_in_a_common_cell_is_not_ranked(status: str)
         assert row["accuracy"] == pytest.approx(np.mean(used[:2]))
 
 
-def test_a_setting_with_many_results_of_few_strategies_does_not_replace_the_others() -> None:
+def test_many_results_of_few_strategies_do_not_replace_others() -> None:
+    """A setting with many results of few strategies does not replace the others."""
     common, more = cells(ALL, [0]), cells(["dense", "sharp"], range(9), n_train=1200)
     assert build([*common, *more]) == build(common)
     assert any("not shown" in line for line in notes_on([*common, *more]))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_in_any_unequal_set_each_gain_is_the_difference_of_the_accuracies_beside_it(seed: int) -> None:
+def test_a_gain_is_the_difference_of_the_shown_accuracies(seed: int) -> None:
+    """In any unequal set each gain is the difference of the accuracies beside it."""
     rng = np.random.default_rng(seed)
     every, share = cells(ALL, range(4), SEVERAL), rng.uniform(0.5, 1)
     records = [record for record in every if rng.random() < share or record["repetition"] == 0 == seed % 2]

@@ -51,7 +51,8 @@ def test_rows_of_equal_cost_are_ranked_among_themselves() -> None:
     ]  # fmt: skip
 
 
-def test_of_each_strategy_the_cheapest_row_as_accurate_as_dense_is_named_and_nothing_is_interpolated() -> None:
+def test_cheapest_row_as_accurate_as_dense_is_named() -> None:
+    """Of each strategy the cheapest row as accurate as dense is named and nothing is interpolated."""
     rows = [
         row for row in views.matched(rankings(DENSE, GOOD, CHEAP, BAD)).rows if row["matched"] == "at dense accuracy"
     ]
@@ -97,7 +98,8 @@ def shown_in_markdown(text: str) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
-def test_the_table_of_a_paper_has_dense_and_then_each_budget_with_its_most_accurate_strategy_first() -> None:
+def test_the_table_of_a_paper_is_sorted_by_budget_and_accuracy() -> None:
+    """The table of a paper has dense and then each budget with its most accurate strategy first."""
     rows = json.loads(of_paper(PAPER_ROWS, "json"))
     assert [(row["strategy"], row["budget"]) for row in rows] == [
         ("dense", "macs 1"), ("evit", "macs 0.5"), ("tome", "macs 0.5"), ("evit", "macs 0.25"), ("tome", "macs 0.25"),
@@ -112,7 +114,8 @@ def test_the_table_of_a_paper_has_dense_and_then_each_budget_with_its_most_accur
     assert [row["parameters"] for row in rows][:3] == [22.05e6, None, 22.05e6] and rows[1]["accuracy_top5"] is None
 
 
-def test_people_see_percent_points_and_thousand_millions_and_what_was_timed() -> None:
+def test_numbers_have_units_for_people() -> None:
+    """People see percent points and thousand millions and what was timed."""
     text = of_paper(PAPER_ROWS, "md")
     dense, evit, tome, *_ = shown_in_markdown(text)
     assert dense["top-1, %"] == "79.8" and dense["gain over dense, points"] == "-" and dense["params, M"] == "22.1"
@@ -137,7 +140,8 @@ def test_without_a_ranked_strategy_there_is_no_table_of_a_paper() -> None:
         views.paper(rankings(GOOD, CHEAP))
 
 
-def test_latex_of_a_paper_has_the_best_of_each_budget_in_bold_rules_between_budgets_a_label_and_two_lines() -> None:
+def test_latex_of_a_paper_marks_the_best_of_each_budget() -> None:
+    """LaTeX of a paper has the best of each budget in bold rules between budgets a label and two lines."""
     worse = [*measured("worse", 0.6, 0.5, 1.0), *measured("worse", 0.5, 0.25, 1.0)]
     text = of_paper([*PAPER_ROWS, *worse], "latex")
     bold = re.findall(r"^(\w+) .*\\textbf\{([\d.]+)\}", text, re.MULTILINE)
@@ -220,7 +224,8 @@ def test_a_folder_without_times_is_refused(tmp_path: Path) -> None:
         views.paper(rankings(PAPER_ROWS), tmp_path)
 
 
-def test_latex_parts_a_table_between_budgets_where_a_page_has_no_room_for_it() -> None:
+def test_latex_splits_a_long_table_between_budgets() -> None:
+    """LaTeX parts a table between budgets where a page has no room for it."""
     many = [row for macs in (0.5, 0.25) for i in range(30) for row in measured(f"s{i}", macs + i / 100, macs, 1.0)]
     first, second = of_paper([*measured("dense", 0.8, 1.0, 1.0), *many], "latex").split(r"\end{table*}")[:2]
     assert [len(re.findall(r"^s\d+", text, re.MULTILINE)) for text in (first, second)] == [30, 30]

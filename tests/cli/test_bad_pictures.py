@@ -68,9 +68,8 @@ def error_of(result: Result) -> str:
     return line
 
 
-def test_all_bad_pictures_are_one_line_before_the_first_cell_and_nothing_is_lost(
-    root: Path, weights: Path, tmp_path: Path
-) -> None:
+def test_bad_pictures_are_one_line_before_the_first_cell(root: Path, weights: Path, tmp_path: Path) -> None:
+    """All bad pictures are one line before the first cell and nothing is lost."""
     assert run(root, weights, tmp_path / "out").exit_code == 0
     records = store.read(tmp_path / "out")
     bad = spoil(root)
@@ -95,9 +94,8 @@ def test_bad_pictures_that_can_be_opened_are_found_by_decoding_and_counted(
     assert lines[2].startswith("Error: 2 of 14 pictures cannot be read: ") and len(lines) == 3
 
 
-def test_left_out_pictures_change_the_data_and_every_board_says_how_many_there_are(
-    root: Path, weights: Path, tmp_path: Path
-) -> None:
+def test_every_board_says_how_many_pictures_are_left_out(root: Path, weights: Path, tmp_path: Path) -> None:
+    """Left out pictures change the data and every board says how many there are."""
     bad, out = spoil(root), tmp_path / "out"
     first = run(root, weights, out, "--skip-bad", "--plugin", "attn_topk")
     assert first.exit_code == 0, first.stderr

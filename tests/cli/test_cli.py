@@ -25,6 +25,8 @@ from sparsebench.board.tables import FORMATS
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 PLUGINS = [SAMPLES / f"{name}.py" for name in ("good", "raises", "returns")]
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
@@ -91,9 +93,8 @@ def test_lists_name_everything(what: str, names: set[str]) -> None:
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
 
 
-def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_plugin_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken plugin is listed and shown with its reason and disturbs no help."""
     monkeypatch.syspath_prepend(write_distribution(tmp_path, {"stranger": "a_module_that_is_nowhere"}))
     rows = {row["name"]: row for row in json.loads(call("list", "--json").stdout)}
     assert set(rows) >= SHIPPED | {"stranger"} and rows["stranger"]["kind"] == "broken"
@@ -119,7 +120,8 @@ def test_show_says_what_is_known(name: str, says: list[str]) -> None:
         assert text in result.stdout
 
 
-def test_lists_say_whether_a_strategy_is_trained_or_reads_images_and_what_to_cite() -> None:
+def test_lists_say_what_a_strategy_needs_and_cites() -> None:
+    """Lists say whether a strategy is trained or reads images and what to cite."""
     rows = {row["name"]: row for row in json.loads(call("list", "plugins", "--json").stdout)}
     trained = {name: rows[name]["trained"] for name in ("dense", "fisher_mask", "dynamic_vit")}
     assert trained == {"dense": "no", "fisher_mask": "fits", "dynamic_vit": "yes"}
@@ -222,7 +224,8 @@ def test_a_wrong_option_leaves_with_2_and_one_line(
     assert dry.output == real.output and not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unwritable_folder_exits_with_2_before_any_cell(tmp_path: Path) -> None:
+    """A folder that cannot be written leaves with 2 before anything runs."""
     (tmp_path / "file").write_bytes(b"")
     refused(call("run", *SMALL, "--out", tmp_path / "file" / "out"), "cannot write to", "--out")
 
@@ -255,9 +258,10 @@ def test_any_other_wrong_command_leaves_with_2_and_one_line(
     refused(call(*arguments), *says)
 
 
-def test_cells_that_failed_leave_1_and_the_reason_and_the_others_are_on_the_board(
+def test_failed_cells_exit_with_1(
     finished: tuple[Path, Result],
 ) -> None:
+    """Cells that failed leave 1 and the reason and the others are on the board."""
     out, done = finished
     says = "raises on composite: 1 cell failed: ValueError: no idea which token matters"
     assert done.exit_code == 1 and says in (out / "leaderboard.md").read_text() and "Traceback" not in done.stderr

@@ -53,7 +53,8 @@ def test_every_known_set_has_its_place_and_how_to_get_it() -> None:
     assert all(row["licence"] and row["citation"] and row["source"].startswith("http") for row in sets.values())
 
 
-def test_the_state_of_a_set_is_known_by_file_names_and_with_verify_by_checksums(tmp_path: Path) -> None:
+def test_the_state_of_a_set_follows_from_its_files(tmp_path: Path) -> None:
+    """The state of a set is known by file names and with verify by checksums."""
     for name in ("train_32x32.mat", "test_32x32.mat"):
         assert rows()["svhn"]["state"] == "missing"
         (tmp_path / "data").mkdir(exist_ok=True)

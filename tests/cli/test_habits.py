@@ -63,7 +63,8 @@ def test_a_board_is_not_written_into_a_submission(here: Path, tmp_path: Path) ->
     assert call("leaderboard", made).exit_code == 0
 
 
-def test_every_command_is_in_a_group_of_the_help_and_has_an_example_that_parses() -> None:
+def test_every_command_has_a_group_and_an_example() -> None:
+    """Every command is in a group of the help and has an example that parses."""
     names = sorted(main.commands)
     assert names == sorted(name for group in COMMANDS.values() for name in group) == sorted(EXAMPLES)
     whole = call("--help").stdout

@@ -85,7 +85,8 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
 
 
 @torch.no_grad()
-def test_what_a_sparse_network_says_of_itself_or_an_adaptive_one_of_the_last_images():
+def test_a_sparse_network_describes_itself():
+    """What a sparse network says of itself or an adaptive one of the last images."""
     sparse, cost = sparsebench.apply(vit(), "attn_topk:keep_rate=0.5,blocks=1+3"), DeepViT(vit()).cost
     assert sparse.tokens == (16, 8, 8, 4) and 0 < sparse.macs_ratio < 1
     assert sparse.macs == pytest.approx(sparse.macs_ratio * cost.macs(cost.dense()))
@@ -118,7 +119,8 @@ class Enough(Strategy):
      (Enough, {"level": 0.1}, {"counts": (16,) * 3, "blocks": (1, 2, 3)})],
 )  # fmt: skip
 @torch.no_grad()
-def test_what_decides_itself_how_much_it_spends_needs_no_budget_and_takes_one(strategy, options, bounds):
+def test_an_adaptive_strategy_needs_no_budget(strategy, options, bounds):
+    """What decides itself how much it spends needs no budget and takes one."""
     model, x = vit(), pixels()
     with sparsebench.apply(model, strategy, **options) as sparse:
         outputs, stayed = sparse(x), sparse.kept()
@@ -186,7 +188,9 @@ def parts_of(model):
 
 
 @torch.no_grad()
-def test_nothing_is_left_on_the_model_even_by_a_plan_that_breaks_the_contract():
+def test_an_illegal_plan_leaves_nothing_on_the_model():
+    """Nothing is left on the model even by a plan that breaks the contract."""
+
     class Twice(Strategy):
         name = "twice"
 
@@ -308,7 +312,8 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "does not read it .global_pool=avg"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, message):
+def test_invalid_arguments_are_one_line_and_change_nothing(model, words, options, message):
+    """What cannot be is refused in one line and leaves the model as it was."""
     made = model()
     before = parts_of(made) if isinstance(made, torch.nn.Module) else None
     with pytest.raises(UserError, match=message) as caught:
@@ -384,7 +389,8 @@ ARCH = "vit_small_patch16_dinov3"
 
 
 @torch.no_grad()
-def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(tmp_path):
+def test_a_model_of_a_folder_has_its_weights(tmp_path):
+    """A model of a folder has its weights its size and its normalisation."""
     saved, path = timm.create_model(ARCH, num_classes=7, img_size=64, **ARGS).eval(), tmp_path
     save_file(saved.state_dict(), path / "model.safetensors")
     cfg = {"input_size": [3, 64, 64], "mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0], "num_classes": 7}

@@ -62,7 +62,8 @@ def test_the_network_compiles_whole(name, compares, monkeypatch):
 @pytest.mark.parametrize("name", ["divprune", "attn_topk", "random"])
 @pytest.mark.parametrize("wrap", [lambda sparse: sparse, torch.nn.Sequential], ids=["alone", "inside another module"])
 @torch.no_grad()
-def test_a_trace_of_one_batch_is_refused_but_a_program_of_torch_export_is_right(name, wrap):
+def test_a_trace_of_one_batch_is_refused(name, wrap):
+    """A trace of one batch is refused but a program of torch export is right."""
     sparse, (x, other) = sparse_and_pixels(name)
     with pytest.raises(UserError, match=r"torch\.jit\.trace") as caught:
         torch.jit.trace(wrap(sparse), x)

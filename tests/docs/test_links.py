@@ -78,7 +78,8 @@ def test_every_shipped_strategy_is_in_the_table() -> None:
     assert [name for name, module in entries.items() if "plugins" in module and f"`{name}`" not in text] == []
 
 
-def test_every_object_whose_docstring_a_page_shows_exists_and_is_listed_with_its_first_line() -> None:
+def test_every_documented_object_exists_and_is_listed() -> None:
+    """Every object whose docstring a page shows exists and is listed with its first line."""
     names = re.findall(r"^::: (\S+)$", text_of("docs/reference/python.md"), re.MULTILINE)
     assert len(names) > 20
     rows = dict(re.findall(r"^\| `(\S+)` \| (.+) \|$", text_of("docs/reference/python.md"), re.MULTILINE))

@@ -72,9 +72,8 @@ def networks() -> tuple[Any, DeepViT]:
     "name",
     ["random", "attn_topk", "tome", "evit", "tps", "dpc_knn", "random_inside", "ats", "pitome", "rep_shift", "mctf"],
 )
-def test_strategies_do_on_the_transformer_of_the_page_what_they_do_on_timms(
-    networks: tuple[Any, DeepViT], name: str
-) -> None:
+def test_strategies_act_on_the_pages_transformer_as_on_timms(networks: tuple[Any, DeepViT], name: str) -> None:
+    """Strategies do on the transformer of the page what they do on timm's."""
     strategy, images = Registry().strategy(name).cls(), torch.randint(0, 256, (6, 3, 24, 24), dtype=torch.uint8)
     outputs, passes = [], []
     for network in networks:
@@ -109,7 +108,8 @@ def reason_of(record: Record) -> str:
     return record.failure.reason
 
 
-def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp_path: Path) -> None:
+def test_what_a_model_ignores_makes_a_strategy_unsupported(tmp_path: Path) -> None:
+    """What a model does not do makes a strategy unsupported which says it."""
     reasons = {
         "a_vit": "it must call acting.read_out(prefix, tokens)", "dynamic_vit": "it must have tell(inputs)",
         "diffrate_search": "keys by acting.weights",
@@ -135,7 +135,8 @@ def test_the_error_names_the_line_that_a_model_lacks(tmp_path: Path, line: str, 
 
 
 @pytest.mark.slow
-def test_a_transformer_without_weights_of_keys_refuses_strategies_that_need_them(tmp_path: Path) -> None:
+def test_a_transformer_without_key_weights_refuses_masks(tmp_path: Path) -> None:
+    """A transformer without weights of keys refuses strategies that need them."""
     without = VIT.replace('acting.bias(), ""', 'None, ""')
     assert without != VIT
     records = run_on(tmp_path, without, "tome", "attn_topk")

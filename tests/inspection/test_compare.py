@@ -107,7 +107,8 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
         assert [row["relevant_kept_a"], row["relevant_kept_b"]] == pytest.approx([share.mean() for share in found_by])
 
 
-def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(compared: Compare) -> None:
+def test_merging_strategies_keep_the_named_tokens(compared: Compare) -> None:
+    """Merging strategies keep what tokens are named after and give no scores."""
     merged = compared("tome", "attn_topk")
     assert rows(merged)[-1]["rank_correlation_n"] == 0 and set(merged.stages[2][0].kept.sum(axis=1)) == {32}
     mixed = compared("downsample", "attn_topk")
@@ -162,9 +163,8 @@ def sparsebench_strategies():
 """
 
 
-def test_an_adaptive_strategy_is_compared_at_the_counts_it_would_be_tested_with(
-    compared: Compare, tmp_path: Path
-) -> None:
+def test_an_adaptive_strategy_is_compared_at_its_test_counts(compared: Compare, tmp_path: Path) -> None:
+    """An adaptive strategy is compared at the counts it would be tested with."""
     (tmp_path / "frugal.py").write_text(FRUGAL)
     (row,) = rows(compared("random", str(tmp_path / "frugal.py")))
     assert row["kept_a"] == 32 and row["kept_b"] == pytest.approx(32, abs=1)

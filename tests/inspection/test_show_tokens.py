@@ -47,7 +47,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> tuple[Pa
     return out, planned, registry
 
 
-def test_only_the_largest_number_of_samples_is_trained_and_all_weights_are_kept(trained: Any) -> None:
+def test_only_the_largest_number_of_samples_is_trained(trained: Any) -> None:
+    """Only the largest number of samples is trained and all weights are kept."""
     _, planned, _ = trained
     start, *cells = planned.todo
     assert start.cell.task.name == "plain" and {job.after for job in cells} == {start.cell.id}
@@ -133,7 +134,8 @@ def test_the_pictures_are_spread_over_classes_or_groups() -> None:
     assert spread(grouped, 4).tolist() == [2, 3, 0, 1]
 
 
-def test_what_matters_is_the_box_and_of_permuted_patches_those_that_show_some_of_it() -> None:
+def test_the_box_and_the_patches_that_show_it_matter() -> None:
+    """What matters is the box and of permuted patches those that show some of it."""
     for permuted in (False, True):
         split = Composite(canvas=16, foreground=6, test=5, permuted=permuted).draw(5, 0, {}).test
         assert split.boxes is not None

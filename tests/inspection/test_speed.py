@@ -34,7 +34,8 @@ def eager(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
 
 
-def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records(eager):
+def test_rows_have_the_names_of_records(eager):
+    """Rows are of each network strategy and budget under the names of records."""
     words = ["attn_topk:keep_rate=0.5,0.7,attention=received", "tome:per_block=2"]
     measured = list(speed.measure({"a": _model(), "b": _model()}, words, batches=[1, 3], modes=["eager"], rounds=2))
     named = [(row.network, row.batch, row.label) for row in measured if row.mode == "eager"]
@@ -51,7 +52,8 @@ def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records
             assert row.memory is None and row.device == "cpu"
 
 
-def test_a_row_whose_speed_up_disagrees_with_its_images_per_second_is_marked(eager):
+def test_a_speed_up_that_disagrees_with_images_per_s_is_marked(eager):
+    """A row whose speed up disagrees with its images per second is marked."""
     measured = list(speed.measure({"m": _model()}, ["tome:per_block=2"], batches=[2], modes=["eager"], rounds=3))
     dense, sparse = (row for row in measured if row.mode == "eager")
     for row in (dense, sparse):
@@ -85,7 +87,8 @@ def test_what_is_learned_is_timed_without_having_learned_it(words, eager):
     assert not row.problem and row.latency > 0
 
 
-def test_without_a_compiler_the_compiled_rows_say_so_and_the_dense_one_is_there(eager):
+def test_without_a_compiler_compiled_rows_say_so(eager):
+    """Without a compiler the compiled rows say so and the dense one is there."""
     measured = list(speed.measure({"m": _model()}, [], batches=[1], modes=["eager"], rounds=2))
     first, second = measured
     assert (first.strategy, first.mode, first.problem) == ("dense", "eager", "") and first.spread is not None
@@ -94,7 +97,8 @@ def test_without_a_compiler_the_compiled_rows_say_so_and_the_dense_one_is_there(
     assert [json.loads(line)["batch"] for line in speed.lines(measured).splitlines()] == [1, 1]
 
 
-def test_a_batch_that_does_not_fit_says_so_and_the_others_go_on_and_one_of_nothing_is_refused(eager):
+def test_a_batch_that_does_not_fit_is_reported(eager):
+    """A batch that does not fit says so and the others go on and one of nothing is refused."""
     model = _model()
 
     def small(_model, arguments):

@@ -24,7 +24,8 @@ CONVENTIONS = ("power-floor", "compound-ceil")
 
 
 @given(RATES, st.integers(1, 400), st.integers(1, 4))
-def test_counts_are_those_of_exact_arithmetic_and_rounding_up_that_of_floating_point(rate, tokens, number):
+def test_counts_are_those_of_exact_arithmetic(rate, tokens, number):
+    """Counts are those of exact arithmetic and rounding up that of floating point."""
     floor = tuple(max(1, math.floor(rate**s * tokens)) for s in range(1, number + 1))
     assert counts_at(float(rate), "power-floor", tokens, number) == floor
     ceil = [tokens]
@@ -33,7 +34,8 @@ def test_counts_are_those_of_exact_arithmetic_and_rounding_up_that_of_floating_p
     assert counts_at(float(rate), "compound-ceil", tokens, number) == tuple(ceil[1:])
 
 
-def test_a_product_with_rounding_error_is_rounded_down_exactly_and_up_as_published():
+def test_rounding_errors_of_a_product_are_rounded_away():
+    """A product with rounding error is rounded down exactly and up as published."""
     assert 0.29 * 100 < 29 and counts_at(0.29, "power-floor", 100, 1) == (29,)
     assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (8,)
 
@@ -139,7 +141,8 @@ def test_a_keep_rate_is_taken_as_it_is_and_all_the_macs_keep_all_tokens(budget, 
 
 
 @given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
-def test_tokens_above_the_limit_per_block_stay_or_leave_as_soon_as_possible(targets, most):
+def test_tokens_above_the_limit_per_block_leave_as_soon_as_possible(targets, most):
+    """Tokens above the limit per block stay or leave as soon as possible."""
     targets = sorted(targets, reverse=True)
     never, later = cap_counts(targets, 196, most), cap_counts(targets, 196, most, later=True)
     for counts, removed in ((never, [a - b for a, b in pairwise([196, *targets])]), (later, None)):

@@ -157,9 +157,8 @@ def outcomes(*groups):
         ([(7, 3)], [5], 0.7, 0.7, 0.7),
     ],
 )  # fmt: skip
-def test_averages_weigh_groups_by_test_or_training_and_the_gap_is_to_the_worst(
-    groups, train, test_average, train_average, worst
-):
+def test_averages_weigh_groups_by_test_or_training(groups, train, test_average, train_average, worst):
+    """Averages weigh groups by test or training and the gap is to the worst."""
     actual = group_summary(*outcomes(*groups), np.array(train))
     expected = {"average_test": test_average, "average_train": train_average, "worst_group_accuracy": worst,
                 "spurious_gap": test_average - worst}  # fmt: skip

@@ -26,7 +26,8 @@ def by_pairs(scores, relevant):
 
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(2, 9))
 @settings(deadline=None)
-def test_auroc_is_the_mean_share_of_pairs_in_the_right_order_of_the_tokens_that_are_there(seed, n, N):
+def test_auroc_is_the_share_of_pairs_in_the_right_order(seed, n, N):
+    """AUROC is the mean share of pairs in the right order of the tokens that are there."""
     rng = np.random.default_rng(seed)
     scores, relevant = rng.integers(0, 4, (n, N)).astype(np.float32), rng.random((n, N)) < 0.4
     there = rng.random((n, N)) < 0.7
@@ -89,7 +90,8 @@ def test_iou_is_that_of_sets_of_patches_and_undefined_if_both_are_empty() -> Non
     assert iou(a, b).tolist() == pytest.approx(expected, nan_ok=True) and math.isnan(expected[1])
 
 
-def test_expected_iou_is_the_mean_over_all_pairs_of_choices_of_each_samples_numbers() -> None:
+def test_expected_iou_is_the_mean_over_pairs_of_choices() -> None:
+    """Expected IoU is the mean over all pairs of choices of each sample's numbers."""
     N, expected = 6, []
     choices = {k: [set(c) for c in itertools.combinations(range(N), k)] for k in range(N + 1)}
     numbers = list(itertools.product(range(N + 1), repeat=2))
@@ -113,7 +115,8 @@ def test_rank_correlation_is_scipys_over_the_tokens_that_both_scores_have() -> N
         assert rho == pytest.approx(spearmanr(x[there], y[there]).statistic, abs=1e-12)
 
 
-def test_rank_correlation_is_undefined_for_equal_scores_and_for_a_single_token() -> None:
+def test_rank_correlation_is_undefined_for_equal_scores() -> None:
+    """Rank correlation is undefined for equal scores and for a single token."""
     nan = np.nan
     a = np.array([[1, 1, 1.0], [1, 2, 3], [nan, 2, nan], [nan, nan, nan]])
     b = np.array([[1, 2, 3.0], [nan, 2, nan], [1, 2, 3], [1, 2, 3]])
@@ -127,7 +130,8 @@ def distances(grid: tuple[int, int], order: np.ndarray | None = None) -> np.ndar
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (8, 8)])
-def test_similarity_that_follows_distance_agrees_fully_only_in_the_right_order(grid):
+def test_agreement_is_full_only_in_the_right_order(grid):
+    """Similarity that follows distance agrees fully only in the right order."""
     assert neighbour_agreement(np.exp(-distances(grid)), grid) == 1.0
     assert neighbour_agreement(np.exp(distances(grid)), grid) == 0.0
     order = np.random.default_rng(0).permutation(grid[0] * grid[1])
@@ -136,7 +140,8 @@ def test_similarity_that_follows_distance_agrees_fully_only_in_the_right_order(g
     assert neighbour_agreement(permuted, grid) < 0.7
 
 
-def test_neighbour_agreement_is_the_mean_share_of_the_neighbours_of_each_patch():
+def test_neighbour_agreement_is_the_share_of_neighbours():
+    """Neighbour agreement is the mean share of the neighbours of each patch."""
     similarity = np.zeros((4, 4))
     similarity[0, [1, 2]] = 1  # both neighbours of the corner
     similarity[1, [0, 2]] = 1  # one of two neighbours

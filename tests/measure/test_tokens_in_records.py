@@ -62,7 +62,8 @@ INDICES = ("a_tsi", "m_tsi", "a_tsi_dense", "m_tsi_dense")
 MEASURED = COMPOSITE + ",spuriosity=40"
 
 
-def test_the_spuriosity_of_tokens_is_measured_where_asked_for_and_changes_nothing_else(image: Measure) -> None:
+def test_token_spuriosity_is_measured_only_on_request(image: Measure) -> None:
+    """The spuriosity of tokens is measured where asked for and changes nothing else."""
     for plugin in ("dense", "random", "attn_topk"):
         plain, record = image(plugin), image(plugin, MEASURED)
         assert record.status == "ok", record.failure

@@ -200,7 +200,8 @@ def test_the_scores_of_the_first_decision_are_kept(scripted):
     assert acting.scores is drawn[0] and len(drawn) == 2
 
 
-def test_the_view_tells_which_patches_are_left_and_how_many_each_stands_for(scripted):
+def test_the_view_has_the_remaining_patches_and_their_sizes(scripted):
+    """The view tells which patches are left and how many each stands for."""
     seen = []
 
     def decide(view, keep):
@@ -227,7 +228,8 @@ def kept(items, **changes):
     return [tuple(row) for row in acting.index.tolist()]
 
 
-def test_a_sample_is_drawn_for_alike_alone_and_in_any_batch_and_differently_by_sample_visit_and_stream():
+def test_random_numbers_do_not_depend_on_the_batch():
+    """A sample is drawn for alike alone and in any batch and differently by sample visit and stream."""
     items = list(range(40))
     plain = kept(items)
     assert kept(items[::-1]) == plain[::-1] and [kept([item])[0] for item in items] == plain
@@ -236,7 +238,8 @@ def test_a_sample_is_drawn_for_alike_alone_and_in_any_batch_and_differently_by_s
         assert sum(a == b for a, b in zip(kept(items, **changes), plain, strict=True)) < 12
 
 
-def test_draws_differ_by_block_and_number_and_may_be_of_many_numbers_a_token(scripted):
+def test_random_numbers_differ_by_block_and_draw(scripted):
+    """Draws differ by block and number and may be of many numbers a token."""
     drawn = []
 
     def decide(view, keep):

@@ -69,7 +69,8 @@ def test_a_plan_equals_its_matrix_between_the_bare_modules(scripted, make, site,
 
 @pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
 @torch.no_grad()
-def test_what_is_more_than_removal_must_read_the_tokens_where_its_macs_are_others(scripted, how):
+def test_combining_plans_must_read_the_tokens(scripted, how):
+    """What is more than removal must read the tokens where its macs are others."""
     network = DeepViT(vit())
     with pytest.raises(StrategyError, match="add tokens to `needs`"):
         network(images(network), begin(network, scripted(how, site="attention", needs=())))
@@ -105,7 +106,8 @@ def test_ordered_tokens_come_to_the_next_modules_in_the_order_asked_for(scripted
 
 
 @torch.no_grad()
-def test_the_pixels_of_a_patch_are_those_at_its_place_whether_bytes_or_shares_of_one(scripted):
+def test_the_pixels_of_a_patch_are_those_at_its_place(scripted):
+    """The pixels of a patch are those at its place whether bytes or shares of one."""
     seen, network = [], DeepViT(vit(img_size=(24, 40)))
     whole = torch.randint(0, 256, (B, 3, 24, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     strategy = scripted(lambda view, keep: seen.append(view.pixels), needs=("pixels",), budgeted=False)
@@ -227,7 +229,8 @@ def test_the_attention_that_is_shown_weighs_sizes_too(scripted):
 
 @architectures
 @torch.no_grad()
-def test_bfloat16_is_the_bare_model_by_autocast_with_float32_logits_and_weights(make):
+def test_bfloat16_is_autocast_with_float32_logits(make):
+    """Bfloat16 is the bare model by autocast with float32 logits and weights."""
     model = make()
     pixels = images(DeepViT(model))
     exact, rounded = (DeepViT(model, precision=precision)(pixels) for precision in ("float32", "bfloat16"))
@@ -304,7 +307,8 @@ def test_attention_and_its_parts_are_shown_as_a_full_product_gives_them(scripted
 
 
 @pytest.mark.parametrize("weighed", [False, True])
-def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at_a_time(weighed):
+def test_received_attention_does_not_depend_on_chunks(weighed):
+    """Attention received is that of whole maps however few images are made at a time."""
     shape, P = (5, 6, 130, 8), 1
     assert 1 < fields_of.IN_CACHE // (6 * 130**2) < 5
     rng = torch.Generator().manual_seed(0)

@@ -83,7 +83,8 @@ def test_a_module_is_made_for_each_block_it_acts_in_from_seeded_numbers(network)
     assert not torch.equal(one.learned[1].weight, other.learned[1].weight)
 
 
-def test_its_loss_sees_what_came_out_and_reaches_its_modules_in_training_alone(network):
+def test_the_loss_reaches_the_modules_only_in_training(network):
+    """Its loss sees what came out and reaches its modules in training alone."""
     acting, seen = begin(network, Gate(), training=True), []
     hook = network.module.norm.register_forward_hook(lambda m, a, out: seen.append(out))
     logits = network(images(network), acting)

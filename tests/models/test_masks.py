@@ -220,7 +220,8 @@ def test_a_shift_adds_to_patch_class_and_register_tokens_in_training(scripted):
     assert acting.index.shape == (B, N) and bool((acting.sizes == 1).all())
 
 
-def test_an_adaptive_strategy_acts_wherever_the_budget_says_whatever_others_keep(scripted):
+def test_an_adaptive_strategy_acts_in_all_blocks_of_the_budget(scripted):
+    """An adaptive strategy acts wherever the budget says whatever others keep."""
     network, blocks = DeepViT(vit()), []
 
     def decide(view, keep):

@@ -36,7 +36,8 @@ def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
 @sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @torch.no_grad()
-def test_removing_tokens_equals_positional_attention_written_out_for_those_that_stay(scripted, site, needs):
+def test_removal_equals_positional_attention_written_out(scripted, site, needs):
+    """Removing tokens equals positional attention written out for those that stay."""
     network = PositionalDeepViT(build())
     plans = {}
     out = network(PIXELS, begin(network, scripted(noting(plans), site=site, needs=needs)))
@@ -56,7 +57,8 @@ def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
 @sites
 @pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
 @torch.no_grad()
-def test_a_token_without_one_position_is_refused_and_the_model_left_as_it_was(scripted, how, site):
+def test_a_token_without_one_position_is_refused(scripted, how, site):
+    """A token without one position is refused and the model left as it was."""
     network = PositionalDeepViT(build())
     bare = network(PIXELS)
     with pytest.raises(UnsupportedError, match="kept or removed, not fused, merged or mixed"):
@@ -73,7 +75,8 @@ def test_masks_are_refused():
 DATA = Plain(test=16).draw(8, 0, {})
 
 
-def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
+def test_content_attention_is_timms_own_model():
+    """Content attention is timm's own model with the weights it always had."""
     network = Vit(dim=16, heads=2).build(DATA, 0)
     pixels = torch.from_numpy(DATA.test.inputs)
     assert type(network) is DeepViT and not hasattr(network, "observe")
@@ -104,7 +107,7 @@ def test_a_watched_cell_tells_of_neighbours_and_trains_alike(tmp_path):
     assert "watched_steps" not in plain.samples and "neighbour_agreement" not in plain.metrics
 
 
-def test_permuted_patches_with_positions_permuted_alike_are_the_same_to_the_network():
+def test_permuted_patches_with_permuted_positions_are_the_same():
     """Positions have no built-in neighbourhood, so only training can distinguish the orders."""
     task = Plain(test=16, permuted=True, patch=8)
     shuffled = task.draw(8, 0, {})

@@ -141,7 +141,7 @@ def test_it_costs_what_the_counter_counts(kind, needs):
     assert acting.steps == acting.actor.planned
 
 
-def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there():
+def test_previous_attention_is_of_tokens_that_took_part():
     """Resting tokens keep their previous value; block 0 is the dense model's."""
     network, views = DeepViT(vit()), []
 

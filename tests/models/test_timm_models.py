@@ -97,7 +97,8 @@ def test_a_name_that_cannot_be_acted_on_is_refused_before_anything_runs(name, re
         ("vit_pe_core_tiny_patch16_384", 384, 576),
     ],
 )
-def test_models_with_rotary_positions_attention_pools_and_any_size_are_taken(name, canvas, tokens):
+def test_supported_architectures_are_taken(name, canvas, tokens):
+    """Models with rotary positions attention pools and any size are taken."""
     assert Timm(arch=name).cost(Composite(canvas=canvas), 10).tokens == tokens
 
 
@@ -180,7 +181,8 @@ def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
     assert half.metrics["macs_ratio"].value < 0.7 and half.metrics["test_loss"] != dense.metrics["test_loss"]
 
 
-def test_precision_the_source_of_weights_and_a_linear_stem_do_not_change_the_random_weights():
+def test_random_weights_do_not_depend_on_precision_or_stem():
+    """Precision the source of weights and a linear stem do not change the random weights."""
     small, tiny = partial(Vit, **SIZES), partial(Timm, arch="deit_tiny_patch16_224")
     others = small(stem="linear"), tiny(precision="bfloat16", weights="weights-0123456789ab")
     pairs = [[network_of(model) for model in pair] for pair in zip((small(), tiny()), others, strict=True)]

@@ -52,7 +52,8 @@ def test_weights_of_a_file_are_the_model_s(saved, make):
 
 
 @architectures
-def test_a_position_embedding_of_another_resolution_is_resampled_as_timm_does_it(saved, make):
+def test_a_position_embedding_is_resampled_as_in_timm(saved, make):
+    """A position embedding of another resolution is resampled as timm does it."""
     model, larger = make(img_size=32), other(make, img_size=48)
     load_weights(larger, saved(model), fresh_head=False)
     expected = resample_abs_pos_embed(model.pos_embed, (6, 6), (4, 4), num_prefix_tokens=model.num_prefix_tokens)
@@ -74,9 +75,8 @@ def test_a_file_is_read_as_timm_itself_reads_it(saved):
 @pytest.mark.parametrize(
     ("whole", "message"), [(True, "a head of 7 classes, and the task, which trains nothing, has 5"), (False, "no head")]
 )
-def test_a_head_that_does_not_fit_is_fresh_where_the_cell_trains_and_refused_where_it_only_tests(
-    saved, make, whole, message
-):
+def test_a_head_that_does_not_fit_is_fresh_only_in_training(saved, make, whole, message):
+    """A head that does not fit is fresh where the cell trains and refused where it only tests."""
     model, again = make(num_classes=7), other(make)
     path, head = saved(model if whole else body(model)), again.head.weight.clone()
     with pytest.raises(UserError, match=message):
@@ -149,7 +149,8 @@ class Program:
         ("own.pth", partial(torch.save, {"a": Program()}), "with only weights; got .*Fail; save only model.state_dict"),
     ],
 )  # fmt: skip
-def test_a_file_that_holds_no_weights_is_refused_and_no_program_in_it_is_run(saved, name, spoil, message):
+def test_a_file_without_weights_is_refused_and_not_executed(saved, name, spoil, message):
+    """A file that holds no weights is refused and no program in it is run."""
     path = saved(vit(), name)
     spoil(path)
     with pytest.raises(UserError, match=message) as refusal:

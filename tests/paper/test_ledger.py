@@ -173,7 +173,9 @@ def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "did you mean 'evit-deit-s-0.7'" in wrong.stderr
 
 
-def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alone() -> None:
+def test_a_published_number_stands_beside_the_same_settings_only() -> None:
+    """The table of a paper has the published number of the same settings alone."""
+
     def records(labels: str, arch: str, **more: str) -> list[dict[str, Any]]:
         setting = json.dumps([{"params": {"labels": labels, "canvas": 224, **more}}, {"params": {"arch": arch}}])
         shared = {"status": "ok", "task": "folder", "model": "timm", "setting": setting, "n_train": 0, "repetition": 0,

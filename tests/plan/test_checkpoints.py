@@ -230,9 +230,10 @@ def test_another_precision_becomes_float32_and_a_line_says_it(
         (48, "composite:pretrain_epochs=0", 32, "task 'composite' has 32 x 32"),
     ],
 )
-def test_pictures_have_the_size_that_the_weights_are_made_for_or_the_task_asks_for_and_a_line_says_it(
+def test_pictures_have_the_size_of_the_weights_or_the_task(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, made: int, task: str, side: int, text: str | None
 ) -> None:
+    """Pictures have the size that the weights are made for or the task asks for and a line says it."""
     model = network(img_size=made)
     path = saved(tmp_path / "own.pth", model.state_dict())
     if task.startswith("folder"):
@@ -260,9 +261,10 @@ def test_an_architecture_s_own_oblong_is_exported_as_it_is(tmp_path: Path) -> No
     assert torch.equal(again(x), model(x))
 
 
-def test_weights_for_oblong_pictures_are_tested_on_squares_only_where_that_is_asked_for(
+def test_weights_for_oblong_pictures_need_an_explicit_square(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Weights for oblong pictures are tested on squares only where that is asked for."""
     for module in (timm.models._factory, sparsebench.models.timm_models):
         monkeypatch.setattr(module, "load_model_config_from_hf", lambda name, **_: (OBLONG, ARCH, {}))
     files = files_for(pictures, saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict()))
@@ -353,9 +355,10 @@ def test_what_names_no_weights_is_refused(
 
 
 @pytest.mark.parametrize("form", ["a copy", "module.", "backbone.", "float64", "under a key"])
-def test_equal_weights_are_one_network_and_what_is_left_out_of_a_folder_is_said(
+def test_equal_weights_are_one_network(
     pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
+    """Equal weights are one network and what is left out of a folder is said."""
     first, copy = three / "net-1.pth", three / "z.pth"
     state = network(1).state_dict()
     again = {
@@ -393,7 +396,8 @@ def test_networks_of_one_board_are_alike_or_a_file_is_named(
     assert done.exit_code == 2 and text in done.output and len(done.output.splitlines()) == 1
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders_and_by_their_content(pictures: Path, tmp_path: Path) -> None:
+def test_files_of_one_name_differ_by_folder_and_content(pictures: Path, tmp_path: Path) -> None:
+    """Files of one name are told apart by their folders and by their content."""
     a, b, c = (saved(tmp_path / part / "best.pth", network(i).state_dict()) for i, part in enumerate("abc"))
     executed(tmp_path / "two", files_for(pictures, a, b))
     assert sorted(file_names(tmp_path / "two").values()) == ["a/best.pth", "b/best.pth"]
@@ -405,7 +409,8 @@ def test_files_of_one_name_are_told_apart_by_their_folders_and_by_their_content(
     assert sorted(name.partition(" ")[0] for name in merged.values()) == ["a/best.pth", "b/best.pth", "best.pth"]
 
 
-def test_a_file_that_is_written_over_while_cells_run_is_not_taken_for_the_first(pictures: Path, tmp_path: Path) -> None:
+def test_an_overwritten_file_is_not_taken_for_the_first(pictures: Path, tmp_path: Path) -> None:
+    """A file that is written over while cells run is not taken for the first."""
     path = saved(tmp_path / "last.pth", network(1).state_dict())
     plan = planned(tmp_path / "out", files_for(pictures, path))
     saved(path, network(2).state_dict())

@@ -65,9 +65,10 @@ OTHER = {"nothing": save({}), "another shape": save({"pos_embed": torch.zeros(1,
     [(None, "did not succeed"), (0, "is torn"), (5, "is torn"), (1000, "is torn"), (-1, "is torn"),
      ("nothing", "another network's"), ("another shape", "another network's")],
 )  # fmt: skip
-def test_a_cell_whose_initial_weights_are_missing_torn_or_another_networks_is_skipped(
+def test_a_cell_without_valid_initial_weights_is_skipped(
     pretrained: tuple[Path, Job, Record], tmp_path: Path, content: int | str | None, says: str
 ) -> None:
+    """A cell whose initial weights are missing torn or another network's is skipped."""
     out, job, _ = pretrained
     whole, path = store.weights_path(out, job.after).read_bytes(), store.weights_path(tmp_path, job.after)
     if content is not None:
@@ -135,7 +136,8 @@ def test_a_record_is_that_of_a_network_of_its_own_to_the_bit(run, tmp_path: Path
     assert record.cell_id == records[name].cell_id and same(record, records[name])
 
 
-def test_what_learns_on_the_way_or_ends_by_validation_has_a_training_of_its_own() -> None:
+def test_a_strategy_that_learns_early_has_its_own_training() -> None:
+    """What learns on the way or ends by validation has a training of its own."""
     for more in (",watch=1", ",patience=1,validation=0.5"):
         assert not any(job.network for job in jobs_of(more=more, alone=False))
     assert not any(job.network for where in ("both", "train") for job in jobs_of(where))

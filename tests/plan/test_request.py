@@ -42,7 +42,9 @@ def test_what_is_no_option_is_refused(name: str) -> None:
         sparsebench.run(**{name: 1})  # type: ignore[arg-type]
 
 
-def test_a_task_with_more_items_than_a_record_holds_is_refused_before_anything_runs() -> None:
+def test_a_task_with_too_many_items_is_refused_early() -> None:
+    """A task with more items than a record holds is refused before anything runs."""
+
     def request(n: int) -> Request:
         return Request(suite=TINY, tasks=(f"composite:test={n}",), n_train=(4,), seeds=1)
 

@@ -16,6 +16,8 @@ import sparsebench
 from sparsebench.cli import main
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 MINE = '''"""A plugin."""
 from typing import ClassVar
 

@@ -66,7 +66,8 @@ SHIPPED = sorted(set(suites.names()) - {"folder", "imagenet"})
 
 @pytest.mark.theory
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in SHIPPED])
-def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_asks(name: str) -> None:
+def test_a_shipped_suite_has_baselines_and_is_complete(name: str) -> None:
+    """A shipped suite has the baselines on and its cells answer all that it asks."""
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
     taken = any("images" in registry.task(task.name).model_fields for task in suite.task)
@@ -151,15 +152,18 @@ def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> 
         ("tome:per_block=8", {"suite": "quick-scratch"}, {"random": "macs 0.5"}),
     ],
 )  # fmt: skip
-def test_strategies_have_budgets_of_their_own_or_of_the_request_and_baselines_each_of_them(
+def test_baselines_have_each_budget_of_the_strategies(
     plugins: str, options: dict[str, Any], budgets: dict[str, str]
 ) -> None:
+    """Strategies have budgets of their own or of the request and baselines each of them."""
     jobs = [job for job in jobs_of(*plugins.split(), **options) if job.requested]
     labels_of = {name: sorted({budget.label for budget in budgets_of(jobs, name)}) for name in budgets}
     assert labels_of == {name: labels.split(", ") for name, labels in budgets.items()}
 
 
-def test_a_suite_of_ones_own_says_what_is_run_and_a_request_says_it_instead(own: Any) -> None:
+def test_a_request_overrides_a_suite(own: Any) -> None:
+    """A suite of one's own says what is run and a request says it instead."""
+
     def sets_of(**options: Any) -> tuple[set[Any], ...]:
         suite = own(TOML + "\nbudgets = [{macs = 0.75}]")
         cells = [job.cell for job in expand(Request(suite=suite, **options), Registry()) if job.label == "attn_topk"]
@@ -191,7 +195,8 @@ def test_parameters_are_swept_over_and_named_in_the_label(samples: Path) -> None
 
 
 @pytest.mark.theory
-def test_initial_models_come_first_and_are_shared_by_tasks_with_equal_parameters() -> None:
+def test_initial_models_come_first_and_are_shared() -> None:
+    """Initial models come first and are shared by tasks with equal parameters."""
     jobs = expand(Request(plugins=("attn_topk",), suite="quick-scratch"), Registry())
     first, *rest = jobs
     assert first.keep_weights and first.cell.task.name == "plain" and first.cell.strategy.name == "dense"
@@ -256,7 +261,9 @@ def test_without_tasks_a_model_goes_to_the_tasks_that_it_fits() -> None:
     assert models["composite"].params["dim"] == models["spurious"].params["dim"] == 16
 
 
-def test_cells_do_not_depend_on_the_order_of_options_or_on_what_runs_beside() -> None:
+def test_cells_do_not_depend_on_the_order_of_options() -> None:
+    """Cells do not depend on the order of options or on what runs beside."""
+
     def ids(*plugins: str, **options: Any) -> dict[str, set[str]]:
         jobs = jobs_of(*plugins, seeds=2, **options)
         return {name: {j.cell.id for j in jobs if j.cell.strategy.name == name} for name in strategies_of(jobs)}
@@ -338,15 +345,15 @@ def labels(tmp_path: Path) -> Any:
         ("attn_topk:counts=40+30,blocks=1+2", "counts 40,30 @1,2", False),
     ],
 )
-def test_a_budget_has_one_name_on_all_tasks_and_blocks_as_asked_for_or_the_suites_or_the_strategys(
-    labels: Any, words: str, label: str, everywhere: bool
-) -> None:
+def test_a_budget_has_one_name_on_all_tasks(labels: Any, words: str, label: str, everywhere: bool) -> None:
+    """A budget has one name on all tasks and blocks as asked for or the suite's or the strategy's."""
     budgets = labels(words)
     assert budgets["composite"] == set(label.split(", "))
     assert not everywhere or budgets["plain"] == budgets["composite"]
 
 
-def test_a_tasks_own_budgets_keep_their_blocks_and_another_model_has_its_own(labels: Any) -> None:
+def test_a_tasks_own_budgets_keep_their_blocks(labels: Any) -> None:
+    """A task's own budgets keep their blocks and another model has its own."""
     (other,) = {
         job.cell.budget.blocks for job in jobs_of("attn_topk", model="timm:test_vit") if job.label == "attn_topk"
     }

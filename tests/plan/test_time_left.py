@@ -28,7 +28,8 @@ def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Recor
     return record.model_copy(update={"status": status, "memory": memory})
 
 
-def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_training() -> None:
+def test_a_longer_training_costs_more() -> None:
+    """A longer training costs more and a test of a trained network costs no training."""
     few, many = jobs_of(n_train=(4, 8), seeds=1)[:2]
     assert few.cell.n_train == 4 and many.cell.n_train == 8 and 0 < few.cost < many.cost
     tests = [job for job in expand(Request(suite="quick", tasks=("composite",), seeds=1), Registry()) if job.requested]
@@ -37,7 +38,8 @@ def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_t
     assert len(macs_of_a_test) == 1 and training > 50 * macs_of_a_test.pop()
 
 
-def test_cells_of_a_kind_take_as_long_for_what_they_cost_whatever_strategy_and_seed() -> None:
+def test_cells_of_a_kind_cost_alike() -> None:
+    """Cells of a kind take as long for what they cost whatever strategy and seed."""
     jobs = [job.model_copy(update={"cost": float(job.cell.n_train)}) for job in jobs_of("20", (4, 8, 16), 2)]
     four, eight = ([job for job in jobs if job.cell.n_train == n] for n in (4, 8))
     expected = Forecast(jobs, [took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)])
@@ -61,7 +63,8 @@ def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
     assert [expected.seconds(job) for job in jobs] == list(seconds.values()), "each job has its own"
 
 
-def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_most_of_a_kind() -> None:
+def test_tests_of_trained_networks_are_their_own_kind() -> None:
+    """Tests of trained networks are a kind of their own and memory is the most of a kind."""
     job = jobs_of(seeds=1)[0]
     cell = job.cell.model_copy(update={"where": "test"})
     test = job.model_copy(update={"cell": cell, "network": "f" * 16})
@@ -113,7 +116,8 @@ def test_the_workers_share_what_is_left(
     assert [remaining.time_left(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
 
 
-def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:
+def test_a_training_that_reports_progress_is_estimated_by_it() -> None:
+    """A training that says how far it is is known and so are those like it."""
     jobs = jobs_of(seeds=1)[:3]
     remaining = Forecast(jobs)
     remaining.begin([jobs[0].cell.id], 0.0, 0.0)
@@ -155,7 +159,8 @@ def simulated(
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_from_a_fifth_on_the_estimate_is_near_what_is_left_of_a_run_of_unequal_cells(workers: int, seed: int) -> None:
+def test_the_estimate_is_near_after_a_fifth_of_a_run(workers: int, seed: int) -> None:
+    """From a fifth on the estimate is near what is left of a run of unequal cells."""
     jobs, draw = jobs_of("20,30", (4, 16, 64), 5), random.Random(seed)
     base = {20: 0.5, 30: 10.0}
     seconds = {

@@ -75,9 +75,8 @@ def chosen(records: list[Record], track: str, label: str, macs: float, repetitio
 
 
 @pytest.mark.parametrize("repetition", [0, 1])
-def test_keeping_all_is_dense_to_the_bit_and_dense_is_the_network_that_was_trained(
-    records: list[Record], trained: Path, repetition: int
-) -> None:
+def test_keeping_all_tokens_is_dense_to_the_bit(records: list[Record], trained: Path, repetition: int) -> None:
+    """Keeping all is dense to the bit and dense is the network that was trained."""
     dense = chosen(records, "frozen", "dense", 1.0, repetition)
     whole = chosen(records, "frozen", "attn_topk", 1.0, repetition)
     (first,) = (r for r in store.read(trained).values() if r.cell.repetition == repetition)
@@ -87,7 +86,8 @@ def test_keeping_all_is_dense_to_the_bit_and_dense_is_the_network_that_was_train
     assert chosen(records, "frozen", "attn_topk", 0.5, repetition).outcomes != dense.outcomes
 
 
-def test_what_must_be_trained_is_unsupported_in_the_frozen_track_which_names_its_own(records: list[Record]) -> None:
+def test_trained_strategies_are_unsupported_in_the_frozen_track(records: list[Record]) -> None:
+    """What must be trained is unsupported in the frozen track which names its own."""
     for name in ("dynamic_vit", "patch_dropout"):
         record = chosen(records, "frozen", name, 0.5)
         assert record.status == "unsupported" and record.failure is not None
@@ -129,9 +129,8 @@ def test_a_second_run_does_nothing_and_a_lacking_network_is_trained(
     assert [job.cell.repetition for job in alone.todo if job.cell.track == "scratch"] == [0, 1, 2]
 
 
-def test_networks_that_were_changed_or_are_others_or_are_not_there_are_one_line(
-    suites: tuple[Path, Path], trained: Path, tmp_path: Path
-) -> None:
+def test_changed_or_missing_networks_are_one_line(suites: tuple[Path, Path], trained: Path, tmp_path: Path) -> None:
+    """Networks that were changed or are others or are not there are one line."""
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     path = next((copy / "weights").iterdir())
@@ -156,9 +155,10 @@ def test_two_trainings_or_none_are_no_network(suites: tuple[Path, Path], tmp_pat
         load(str(suite))
 
 
-def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are_if_they_are_named(
+def test_a_suite_of_trained_networks_is_not_trained(
     suites: tuple[Path, Path],
 ) -> None:
+    """A suite of trained networks is not trained as a whole and its tasks are if they are named."""
     whole = Request(plugins=("attn_topk",), suite=str(suites[1]), n_train=(50,))
     with pytest.raises(UserError, match="tests trained networks on composite"):
         expand(whole, Registry())

@@ -114,9 +114,8 @@ def test_the_dense_model_answers_as_timm_s(records: dict[str, Record], pictures:
     assert dense.metrics["accuracy_top5"].value == among_five.mean()
 
 
-def test_a_record_has_cost_and_speed_and_says_which_weights_but_no_path_and_an_oracle_is_unsupported(
-    records: dict[str, Record], weights: Path, pictures: Path
-) -> None:
+def test_a_record_names_the_weights_but_no_path(records: dict[str, Record], weights: Path, pictures: Path) -> None:
+    """A record has cost and speed and says which weights but no path and an oracle is unsupported."""
     for record in records.values():
         assert row_of(record)["track"] == "frozen"
         assert not any(str(path) in record.model_dump_json() for path in (weights.parent, pictures))
@@ -132,7 +131,8 @@ def test_a_record_has_cost_and_speed_and_says_which_weights_but_no_path_and_an_o
     assert oracle.failure.reason == "the data of this cell has no relevance mask"
 
 
-def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weights: Path, tmp_path: Path) -> None:
+def test_a_cell_that_trains_begins_with_the_files_weights(weights: Path, tmp_path: Path) -> None:
+    """A cell that trains begins with the file's weights and a fresh head."""
     plan = planned(tmp_path, Files(weights=(weights,)), suite="quick", tasks=(TRAINS,), n_train=(10,), seeds=2)
     heads = []
     for repetition in (0, 1):
@@ -196,9 +196,8 @@ def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_what_was_fetched_is_used_and_named_and_what_cannot_be_is_one_error(
-    pictures: Path, weights: Path, tmp_path: Path
-) -> None:
+def test_fetched_weights_are_used_and_named(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    """What was fetched is used and named and what cannot be is one error."""
     ask = ["--suite", "folder", "--task", TASK, "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}"]
     out = tmp_path / "out"
     done = command(*ask, "--pretrained", "--out", out, cache=tmp_path)
@@ -327,9 +326,8 @@ def sparsebench_strategies():
 """
 
 
-def test_a_batch_that_is_asked_for_is_tried_and_said_and_halved_where_there_is_no_memory(
-    records: dict[str, Record], files: Files, tmp_path: Path
-) -> None:
+def test_a_requested_batch_is_halved_without_memory(records: dict[str, Record], files: Files, tmp_path: Path) -> None:
+    """A batch that is asked for is tried and said and halved where there is no memory."""
     (tmp_path / "hungry.py").write_text(HUNGRY)
     named = ("attn_topk", str(tmp_path / "hungry.py"))
     batched = executed(tmp_path / "out", files, Execution("cpu", jobs=0, batch=20), plugins=named)
@@ -372,9 +370,8 @@ def test_each_checkpoint_is_tested_with_the_baselines_at_each_budget(two: Files,
     assert all(len(each) == len(set(each)) for each in budgets.values())
 
 
-def test_all_are_those_that_need_no_training_and_cost_no_more_than_dense_and_others_are_named(
-    files: Files, tmp_path: Path
-) -> None:
+def test_all_are_those_without_training_and_below_dense(files: Files, tmp_path: Path) -> None:
+    """All are those that need no training and cost no more than dense and others are named."""
     tested = names(cells(files, tmp_path, "all"))
     every = {entry.cls.name: entry.cls for entry in Registry().strategies()}
     out = {"a_vit", "diffrate_search", "dynamic_vit", "patch_merger", "sinkhorn", "sit", "tnt", "token_learner",

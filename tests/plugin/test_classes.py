@@ -157,9 +157,10 @@ IMPORTS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("how", IMPORTS)
-def test_a_class_has_one_revision_wherever_it_comes_from_and_another_when_what_it_imports_is_edited(
+def test_a_class_has_one_revision_wherever_it_comes_from(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A class has one revision wherever it comes from and another when what it imports is edited."""
     files, text = IMPORTS[how]
     write(tmp_path, files | {"mine.py": text + HOOK})
 
@@ -315,7 +316,7 @@ def test_a_module_whose_file_is_gone_is_refused(tmp_path: Path) -> None:
         sparsebench.run(cls, suite=TINY, out=tmp_path / "out")
 
 
-def test_a_module_that_was_edited_after_its_import_runs_as_it_is_in_its_file(tmp_path: Path) -> None:
+def test_an_edited_module_runs_as_it_is_in_its_file(tmp_path: Path) -> None:
     """A constant that differs is refused, because the process has already computed with it."""
     write(tmp_path, {"helper.py": WORTH, "mine.py": strategy("import helper", "return helper.worth(view.tokens)")})
     cls = from_module("mine")
@@ -356,7 +357,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_script_whose_module_was_edited_computes_again_and_publishes_what_it_ran(tmp_path: Path) -> None:
+def test_an_edited_module_of_a_script_computes_again(tmp_path: Path) -> None:
     """The folder's name has a colon, by which PYTHONPATH cannot have it."""
     place = tmp_path / "a:b"
     write(place, {"step.py": SCRIPT, "helper.py": WORTH})

@@ -61,7 +61,8 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_a_hash_covers_what_a_file_imports_from_its_folder_and_what_that_imports(tmp_path: Path) -> None:
+def test_a_hash_covers_imports_of_imports(tmp_path: Path) -> None:
+    """A hash covers what a file imports from its folder and what that imports."""
     text = STRATEGY.format(imports="def late():\n    import near", text="x")
     files = {"mine": text, "near": "from pack.core import y", "pack__core": "y = 1", "unused": "z = 1"}
     path = write(tmp_path / "a", **files) / "mine.py"
@@ -179,7 +180,8 @@ class C[T](Base, metaclass=M):
 GOLDEN = "219ac9ba769d6ba1e60f53082717ed4ebaecd58444975a54767fb71f3c33d86b"
 
 
-def test_the_hash_of_code_is_the_same_on_every_python_and_of_layout_nothing() -> None:
+def test_the_hash_of_code_ignores_python_and_layout() -> None:
+    """The hash of code is the same on every python and of layout nothing."""
     assert code_of(SOURCE.encode()) == GOLDEN
     assert code_of(SOURCE.replace("# a comment", "").replace('    """Of it."""\n', "").encode()) == GOLDEN
     assert code_of(b"x = 'a'  \n") == code_of(b'x = ("a")') != code_of(b"x = 'b'")

@@ -166,9 +166,8 @@ def test_a_file_with_the_hook_alone_is_an_observer(tmp_path: Path, stored: Path)
         show_folder([f"{tmp_path}/bare.py:a=1"], stored)
 
 
-def test_an_installed_observer_is_found_by_the_name_of_its_entry_point_and_by_its_own(
-    tmp_path: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_observer_has_two_names(tmp_path: Path, stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed observer is found by the name of its entry point and by its own."""
     entries = {"bundle": "stranger_own", "bare": "stranger_bare", "broken": "stranger_broken"}
     site = write_distribution(
         tmp_path / "site", entries, stranger_own=OWN, stranger_bare=BARE, stranger_broken="1 / 0\n"

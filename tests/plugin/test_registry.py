@@ -75,7 +75,8 @@ print(json.dumps(answer))
     return json.loads(done.stdout)
 
 
-def test_asking_for_one_strategy_imports_no_other_and_listing_imports_no_torch(tmp_path: Path) -> None:
+def test_a_strategy_is_loaded_alone_and_without_torch(tmp_path: Path) -> None:
+    """Asking for one strategy imports no other and listing imports no torch."""
     (tmp_path / "json.py").write_text(GOOD)  # the name of a module that others import
     program = f"""
 r.strategy('noise')
@@ -165,9 +166,10 @@ def test_whatever_a_file_does_while_it_loads_is_one_line_with_its_place(
     ("def sparsebench_strategies", "def sparsebench_strategy", "did you mean 'sparsebench_strategies'"),
     ("import sparsebench\n", "import a_module_that_is_nowhere\nimport sparsebench\n", "ModuleNotFoundError: No module"),
 ])  # fmt: skip
-def test_a_file_that_does_not_load_is_refused_with_the_reason_and_leaves_nothing(
+def test_a_file_that_does_not_load_leaves_nothing(
     registry: Registry, plugin: Callable[..., Path], old: str, new: str, says: str
 ) -> None:
+    """A file that does not load is refused with the reason and leaves nothing."""
     with pytest.raises(UserError, match=rf"plugin file .*mine\.py: .*{re.escape(says)}"):
         registry.load_file(plugin(**{old: new}))
     assert "norm" not in {registered.cls.name for registered in registry.strategies()} and registry.files == []

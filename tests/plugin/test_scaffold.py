@@ -38,7 +38,8 @@ def test_a_new_strategy_conforms_and_its_test_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_package_passes_its_tests_and_brings_its_strategy_by_the_entry_point(tmp_path: Path) -> None:
+def test_a_new_package_passes_its_tests(tmp_path: Path) -> None:
+    """A new package passes its tests and brings its strategy by the entry point."""
     write("far_out", tmp_path, Registry(), package=True)
     folder = tmp_path / "far_out"
     done = pytest_in(folder)

@@ -189,9 +189,10 @@ def sparsebench_strategies():
 """
 
 
-def test_show_lists_the_values_of_a_choice_and_a_run_names_what_has_no_default(
+def test_show_lists_the_values_of_a_choice(
     tmp_path: Path,
 ) -> None:
+    """Show lists the values of a choice and a run names what has no default."""
     path = tmp_path / "sorted.py"
     path.write_text(CHOICES)
     shown = CliRunner().invoke(main, ["show", str(path)])

@@ -33,7 +33,8 @@ def call(folder: Path, *words: Any) -> Result:
 
 
 @pytest.mark.slow
-def test_cells_that_are_run_again_here_come_out_the_same_with_the_file_of_the_submission(few: Path) -> None:
+def test_cells_that_are_run_again_agree(few: Path) -> None:
+    """Cells that are run again here come out the same with the file of the submission."""
     result = call(few, "--replay", "all", "--yes")
     assert f"this runs the file {few / 'plugin' / 'good.py'} with your user rights, " in result.stderr
     assert result.exit_code == 0, result.output

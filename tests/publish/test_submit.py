@@ -19,6 +19,8 @@ from sparsebench.publish.submission import RECORDS, git_steps, manifest_of, subm
 from sparsebench.records import manifests, store, table
 from sparsebench.records.record import Cell, Record, canonical
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 Raw = dict[str, Any]
 
 
@@ -38,7 +40,8 @@ def edited(
     return to / "copy"
 
 
-def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Path, sound: Path, tmp_path: Path) -> None:
+def test_a_submission_has_the_baselines_and_their_starts(out: Path, sound: Path, tmp_path: Path) -> None:
+    """It has the strategy and the baselines and what they start from."""
     records = store.read(sound)
     assert records == store.read(out)  # the run has no more
     assert len(rows_in(sound)) == len(records) and "norm" in call("leaderboard", sound).stdout

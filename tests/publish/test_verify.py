@@ -17,6 +17,8 @@ from forge import Change, changed, improve, kinds, put, rewritten
 from sparsebench.publish.submission import MANIFEST, RECORDS, read_records, verify
 from sparsebench.records.record import Record, bytes_of, numbers_of
 
+pytestmark = pytest.mark.usefixtures("no_picture")
+
 Raw = dict[str, Any]
 FORGED = put(0.999, "metrics", "accuracy", "value")
 GHOST = {"value": 1.0, "unit": "fraction", "n": 4, "low": None, "high": None, "method": ""}

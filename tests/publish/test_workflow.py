@@ -126,7 +126,8 @@ def test_a_pull_request_passes_or_is_told_why_not(
 
 
 @pytest.mark.parametrize("name", ["submissions", "release"])
-def test_workflows_read_and_no_more_and_their_actions_stay_what_they_are(name: str) -> None:
+def test_workflows_only_read_and_pin_their_actions(name: str) -> None:
+    """Workflows read and no more and their actions stay what they are."""
     text = (WORKFLOWS / f"{name}.yml").read_text("utf-8")
     actions = re.findall(r"uses: (\S+)", text)
     assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)

@@ -98,9 +98,10 @@ def test_no_order_of_events_loses_a_stored_record(
 
 
 @pytest.mark.parametrize("quiet", [0.0, 8 * 24 * 3600.0])
-def test_the_segment_of_another_machine_is_read_by_all_and_sealed_once_it_was_quiet_for_long(
+def test_a_quiet_segment_of_another_machine_is_sealed(
     tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, quiet: float
 ) -> None:
+    """The segment of another machine is read by all and sealed once it was quiet for long."""
     with monkeypatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "far-away")
         filled(tmp_path, make_record())

@@ -39,7 +39,8 @@ def test_every_field_changes_the_hash_which_is_pinned():
     assert len({cell(**change).id for change in changes}) == len(changes)
 
 
-def test_a_cell_survives_json_with_its_hash_whatever_the_order_of_parameters():
+def test_a_cell_survives_json_with_its_hash():
+    """A cell survives JSON with its hash whatever the order of parameters."""
     original = cell(init=cell(repetition=0), budget=Budget(keep_rate=0.7, blocks=(3, 6)))
     fresh = original.model_copy()
     assert original.id and original == fresh and original.model_dump() == fresh.model_dump()
@@ -134,7 +135,8 @@ def test_a_record_of_the_version_before_is_read(make_record: Callable[..., Recor
     assert store.parse(json.dumps(old).encode()) == record
 
 
-def test_foregrounds_of_more_than_16_bits_are_none_and_outcomes_are_of_all_items() -> None:
+def test_too_many_foregrounds_are_not_stored() -> None:
+    """Foregrounds of more than 16 bits are none and outcomes are of all items."""
     assert bytes_of(None) == b"" == bytes_of(np.array([3, 2**16]))
     assert len(bytes_of(np.arange(256))) == 256 and len(bytes_of(np.arange(257))) == 514
     for n in (0, 3, 5):

@@ -111,9 +111,10 @@ def test_boards_have_the_badge_of_all_records(
     assert badges == {"mine": badge, "other": UNCHECKED}
 
 
-def test_a_board_for_people_has_the_badge_and_the_remark_where_a_report_is_of_its_strategies(
+def test_a_board_has_the_badge_and_remark_of_a_report(
     board: Callable[..., str],
 ) -> None:
+    """A board for people has the badge and the remark where a report is of its strategies."""
     assert "check" not in board() + board(of=report("its"))
     text = board(of=report(plans_are_legal="failed")).replace("\\_", "_")
     assert "fails 1 of 3 required" in text and UNCHECKED in text

@@ -213,7 +213,8 @@ def test_what_cannot_be_sealed_stays(tmp_path: Path, make_record: Make) -> None:
 SMALL: dict[str, Any] = {"suite": TINY, "n_train": (4,), "jobs": 0}
 
 
-def test_a_run_says_what_its_strategies_are_and_that_it_answers_no_whole_suite(tmp_path: Path) -> None:
+def test_a_run_says_what_its_strategies_are(tmp_path: Path) -> None:
+    """A run says what its strategies are and that it answers no whole suite."""
     out, less, merged = tmp_path / "out", tmp_path / "less", tmp_path / "merged"
     api.run("attn_topk", seeds=2, out=out, **SMALL)
     found = manifests.strategies(out)

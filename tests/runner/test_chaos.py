@@ -10,7 +10,8 @@ import chaos
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_processes_are_killed_ends_with_the_records_of_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_killed_sweep_ends_with_the_same_records(tmp_path: Path) -> None:
+    """A sweep whose processes are killed ends with the records of an undisturbed one."""
     killed, wrong, rounds = chaos.chaos(tmp_path, cells=24, kills=8, seed=1)
     assert killed.total() == 8 and not wrong and rounds >= 1
 

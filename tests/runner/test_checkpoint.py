@@ -165,9 +165,8 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
     assert there == [[other] if goes else sorted([path, path.with_name(f".{path.name}.123.part"), other])]
 
 
-def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
-    tmp_path: Path, job_of: Any, killed: Callable[..., Path], caplog: Any
-) -> None:
+def test_another_start_is_not_continued(tmp_path: Path, job_of: Any, killed: Callable[..., Path], caplog: Any) -> None:
+    """A training that began from other initial weights is not gone on with."""
     start, job = job_of("random", TASK.replace("pretrain_epochs=0", "pretrain_epochs=1,pretrain_samples=40"),
                         n_train=40, model=VIT)  # fmt: skip
     assert run(start, tmp_path).status == "ok"

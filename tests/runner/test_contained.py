@@ -101,9 +101,10 @@ def test_copies_of_the_process_and_lines_that_are_printed_are_no_answers(run: tu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
-def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
+def test_only_a_strategys_interrupt_is_a_failure(
     job_of: Callable[..., list[Job]], samples: Path, tmp_path: Path, alone: bool
 ) -> None:
+    """What Ctrl-C raises is a failure if only a strategy can have raised it."""
     (job,) = job_of(str(samples / "interrupts.py"), n_train=4)
     context = Context(RunEnvironment(out=tmp_path, device="cpu"), alone=alone)
     if alone:
@@ -177,9 +178,10 @@ if len(open({tries!r}).read().split()) <= {times}:
     ("how", "times", "status", "tried"),
     [("SIGKILL", 1, "ok", 2), ("SIGTERM", 1, "ok", 2), ("SIGKILL", 9, "crashed", 2), ("SIGSEGV", 9, "crashed", 1)],
 )
-def test_a_cell_whose_worker_is_killed_is_tried_once_more_and_one_that_ends_by_a_fault_has_crashed(
+def test_a_cell_whose_worker_is_killed_is_tried_once_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, times: int, status: str, tried: int
 ) -> None:
+    """A cell whose worker is killed is tried once more and one that ends by a fault has crashed."""
     tries = tmp_path / "tries"
     body = ENDS.format(tries=str(tries), how=how, times=times)
     path = write_strategy(tmp_path / "ends.py", body, "import os, signal")
@@ -224,9 +226,10 @@ def tear(out: Path, job: Job, record: Record) -> Record:
 
 
 @pytest.mark.parametrize(("disturb", "first"), [(crash, "crashed"), (tear, "ok")])
-def test_what_begins_with_weights_that_are_gone_or_torn_is_skipped_and_the_same_command_runs_it(
+def test_a_cell_with_lost_initial_weights_is_skipped(
     tmp_path: Path, disturb: Callable[[Path, Job, Record], Record], first: str
 ) -> None:
+    """What begins with weights that are gone or torn is skipped and the same command runs it."""
     records = collect(tmp_path, partial(disturb, tmp_path))
     assert sorted(record.status for record in records.values()) == sorted([first, *["skipped"] * 4])
     reasons = {record.failure.reason for record in records.values() if record.status == "skipped" and record.failure}

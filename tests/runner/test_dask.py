@@ -75,9 +75,10 @@ def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path,
 
 
 @pytest.mark.slow
-def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
+def test_a_strategy_that_ends_its_process_costs_only_its_cell(
     tmp_path: Path, samples: Path, cluster: clusters.Cluster
 ) -> None:
+    """A strategy that ends its process costs its cell and no Dask worker."""
     before = cluster.client.run(os.getpid)
     records = list(records_of(cluster, jobs_of(str(samples / "segfaults.py"), n_train=(4,)), tmp_path))
     status = {record.label: record.status for record in records}
@@ -99,9 +100,10 @@ def test_a_killed_worker_costs_no_record(tmp_path: Path, cluster: clusters.Clust
 
 
 @pytest.mark.slow
-def test_a_cell_with_which_workers_are_lost_is_tried_as_often_as_the_scheduler_allows(
+def test_a_cell_that_loses_workers_is_tried_again_on_dask(
     tmp_path: Path, samples: Path, cluster: clusters.Cluster
 ) -> None:
+    """A cell with which workers are lost is tried as often as the scheduler allows."""
     noted = tmp_path / "noted"
     plugin = f"{samples / 'ends_its_machine.py'}:noted={noted}"
     records = {record.label.partition("(")[0]: record for record in records_of(

@@ -40,7 +40,8 @@ def described(**variables: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_environment_names_what_libraries_compute_with_and_no_numbers_of_threads() -> None:
+def test_the_environment_names_libraries_without_threads() -> None:
+    """The environment names what libraries compute with and no numbers of threads."""
     usual = described()
     assert usual["capability"] == torch.backends.cpu.get_cpu_capability()
     assert not usual.keys() & set(NUMERIC_VARIABLES)
@@ -58,7 +59,8 @@ def values() -> list[object]:
     ]  # fmt: skip
 
 
-def test_cells_have_one_thread_and_exact_kernels_and_nothing_stays() -> None:
+def test_cells_have_one_thread_and_exact_kernels() -> None:
+    """Cells have one thread and exact kernels and nothing stays."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     before = values()
@@ -186,7 +188,7 @@ def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_runs_on_one_machine_take_turns_and_waiting_is_none_of_a_cells_seconds(tmp_path: Path) -> None:
+def test_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
     """One run is in this process, one in a worker. The worker waits for longer than its time limit."""
     jobs, records = jobs_of(n_train=(4,)), list[Record]()
     log, how = tmp_path / "worker" / "logs" / "worker-0.log", {"timeout": 30.0, "exclusive": True}

@@ -127,7 +127,8 @@ def test_a_moved_plugin_file_is_not_run_again(samples: Path, tmp_path: Path) -> 
     assert planned(tmp_path / "out", str(moved)).todo == []
 
 
-def test_of_what_a_taught_strategy_starts_from_what_lacks_weights_is_made_again(tmp_path: Path) -> None:
+def test_lost_teachers_are_trained_again(tmp_path: Path) -> None:
+    """Of what a taught strategy starts from what lacks weights is made again."""
     task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
     options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
     run(tmp_path, **options)

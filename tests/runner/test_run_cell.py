@@ -277,7 +277,8 @@ def test_repetitions_differ(measured: Measure, image: Measure) -> None:
         assert len(losses) == 3
 
 
-def test_the_same_cell_gives_the_same_twice_whatever_the_global_generators_are_at(job_of: Any, tmp_path: Path) -> None:
+def test_a_cell_does_not_depend_on_global_generators(job_of: Any, tmp_path: Path) -> None:
+    """The same cell gives the same twice whatever the global generators are at."""
     (job,) = job_of("random", COMPOSITE, n_train=40, model=VIT)
     records = []
     for seed in (1, 2):
@@ -386,7 +387,8 @@ def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: lis
     assert record.metrics["selection_auroc"].value is not None and "inactive" not in record.notes
 
 
-def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(jobs: list[Job], tmp_path: Path) -> None:
+def test_a_distilled_strategy_begins_as_its_teacher(jobs: list[Job], tmp_path: Path) -> None:
+    """It begins as the dense network of its repetition which is its teacher."""
     start, dense, job = jobs
     trained = run([start, dense], tmp_path)
     assert "weights" in trained.notes and dense.cell == job.cell.init and start.cell == dense.cell.init

@@ -128,9 +128,8 @@ sparsebench.run(PLUGINS, suite=TINY, n_train=[4], seeds=1, jobs=2, out=OUT)
 
 
 @pytest.mark.slow
-def test_a_script_without_a_main_guard_on_standard_input_runs_once_and_leaves_nothing(
-    samples: Path, tmp_path: Path
-) -> None:
+def test_a_script_on_standard_input_runs_once(samples: Path, tmp_path: Path) -> None:
+    """A script without a main guard on standard input runs once and leaves nothing."""
     out = tmp_path / "out"
     script = (
         SCRIPT.replace("TINY", repr(TINY))

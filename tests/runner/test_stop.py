@@ -93,7 +93,8 @@ sys.stdin.read()
 """
 
 
-def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died(tmp_path: Path) -> None:
+def test_a_cell_of_another_run_is_left_to_it(tmp_path: Path) -> None:
+    """A cell that another run is at is left to it and done when that has died."""
     plan = planned(tmp_path)
     (first, *others), new = [job.cell.id for job in plan.todo], list[str]()
     words = [sys.executable, "-c", HOLDS, str(tmp_path), first]
@@ -109,7 +110,8 @@ def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died
     assert sorted(new[:-1]) == sorted(others) and new[-1] == first
 
 
-def test_what_a_killed_run_has_not_sealed_runs_again_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_unsealed_cells_of_a_killed_run_run_again_on_request(tmp_path: Path) -> None:
+    """What a killed run has not sealed runs again where that is asked for."""
     new, writer = list[Record](), store.Writer(tmp_path)
     for job in planned(tmp_path).todo:
         writer.append(job.record_of_failure("failed", Failure(reason="it broke"), "2026-01-01T00:00:00+00:00"))
@@ -244,9 +246,8 @@ def test_two_runs_in_one_folder_end_with_the_board_of_one(tmp_path: Path, undist
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("plugin", "number", "times"), [("clings", signal.SIGKILL, 1), ("sleeps", signal.SIGINT, 2)])
-def test_nothing_outlives_a_run_that_is_killed_or_hears_ctrl_c_twice_even_if_it_hangs_and_hides(
-    tmp_path: Path, samples: Path, plugin: str, number: int, times: int
-) -> None:
+def test_nothing_outlives_a_killed_run(tmp_path: Path, samples: Path, plugin: str, number: int, times: int) -> None:
+    """Nothing outlives a run that is killed or hears Ctrl-C twice even if it hangs and hides."""
     log = tmp_path / "logs" / "worker-0.log"
     asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
     code, error = stopped_by(number, tmp_path, str(samples / f"{plugin}.py"), asleep, times)

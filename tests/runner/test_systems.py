@@ -111,7 +111,8 @@ def test_a_run_from_python_says_which_cells_have_no_result(
     assert "without a result: 1 (1 failed)" in caplog.text and 'rerun="failed"' in caplog.text
 
 
-def test_without_unix_networks_get_strategies_and_folders_are_read_and_a_run_says_one_line(tmp_path: Path) -> None:
+def test_without_unix_a_run_says_one_line(tmp_path: Path) -> None:
+    """Without Unix networks get strategies and folders are read and a run says one line."""
     out = tmp_path / "out"
     api.run("attn_topk", suite=TINY, n_train=[4], seeds=1, jobs=0, out=out)
     code = NO_UNIX + (

@@ -144,7 +144,8 @@ def test_real_scores_are_judged_by_students_t_of_the_items() -> None:
     assert as_booleans.p_items[0, 1] == pytest.approx(stats.binomtest(only[0], sum(only), 0.5).pvalue)
 
 
-def test_the_comparison_of_booleans_does_not_depend_on_real_scores_beside_them() -> None:
+def test_booleans_do_not_depend_on_real_scores_beside_them() -> None:
+    """The comparison of booleans does not depend on real scores beside them."""
     hits = RNG(1).random((2, 3, 50)) < 0.6
     alone, beside = (
         compare([contender(values) for values in hits]),

@@ -17,7 +17,8 @@ def contenders(hits: np.ndarray) -> list[Contender]:
     ]
 
 
-def test_correlations_of_differences_to_one_reference_follow_from_variances() -> None:
+def test_correlations_of_differences_follow_from_variances() -> None:
+    """Correlations of differences to one reference follow from variances."""
     covariance = np.cov(RNG(0).normal(0, 1, (6, 40)))
     variance = np.diag(covariance)[:, None] + np.diag(covariance) - 2 * covariance
     rows, others = np.array([1, 2, 3, 5]), np.array([0, 0, 4, 4])
@@ -53,7 +54,8 @@ def test_differences_of_one_row_count_once() -> None:
     assert p == pytest.approx(0.05, abs=0.01)
 
 
-def test_rows_are_marked_if_their_difference_is_significant_and_reproducibly() -> None:
+def test_rows_are_marked_if_their_difference_is_significant() -> None:
+    """Rows are marked if their difference is significant and reproducibly."""
     rates = [0.5, 0.5, 0.75, 0.25, 0.51]
     hits = np.stack([RNG(k).random((3, 400)) < rate for k, rate in enumerate(rates)])
     pairs = compare(contenders(hits))
@@ -75,7 +77,8 @@ def test_rows_that_cannot_be_compared_are_not_marked() -> None:
 
 
 @pytest.mark.slow
-def test_strategies_equal_to_their_reference_are_not_marked_in_95_of_100_boards() -> None:
+def test_equal_strategies_are_rarely_marked() -> None:
+    """Strategies equal to their reference are not marked in 95 of 100 boards."""
     marked = 0
     for seed in range(300):
         rng = RNG([seed, 1])

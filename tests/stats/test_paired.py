@@ -65,7 +65,8 @@ def item_error(difference: np.ndarray) -> float:
     return float(sum(squares)) ** 0.5 / S
 
 
-def test_only_seeds_that_both_have_are_compared_and_other_items_are_not_paired() -> None:
+def test_only_common_seeds_are_compared() -> None:
+    """Only seeds that both have are compared and other items are not paired."""
     hits = drawn(2, 4, 50, seed=1)
     result = compare([contender(hits[0]), contender(hits[1], first=2)])
     each = hits[0].mean(axis=1)[2:] - hits[1].mean(axis=1)[:2]
@@ -198,7 +199,8 @@ def test_copies_of_items_add_no_information_if_clusters_are_known() -> None:
     assert (blind.p_items[upper] < known.p_items[upper]).all()
 
 
-def test_seeds_that_agree_by_luck_do_not_make_an_interval_narrower_than_its_items() -> None:
+def test_lucky_seeds_do_not_make_an_interval_narrower() -> None:
+    """Seeds that agree by luck do not make an interval narrower than its items."""
     hits = np.zeros((5, 3, 100), bool)
     for k in range(5):
         for s in range(3):
@@ -213,7 +215,8 @@ def test_seeds_that_agree_by_luck_do_not_make_an_interval_narrower_than_its_item
     assert result.accuracy[0].tolist() == pytest.approx([low, high], rel=0.02)
 
 
-def test_the_interval_of_an_accuracy_is_students_where_seeds_differ_more_than_items_explain() -> None:
+def test_an_accuracy_interval_covers_seeds_that_differ_much() -> None:
+    """The interval of an accuracy is Student's where seeds differ more than items explain."""
     hits = np.stack([RNG(s).random(400) < rate for s, rate in enumerate((0.3, 0.5, 0.7))])
     means = hits.mean(axis=1)
     expected = stats.t.interval(0.95, 2, loc=means.mean(), scale=stats.sem(means))

@@ -14,7 +14,8 @@ from sparsebench.stats.variance import (
 RNG = np.random.default_rng
 
 
-def test_strategies_that_predict_the_same_have_no_variance_and_one_cluster_says_nothing() -> None:
+def test_equal_predictions_have_no_variance() -> None:
+    """Strategies that predict the same have no variance and one cluster says nothing."""
     counts = RNG(0).integers(0, 7, (1, 50)).astype(np.float32)
     sizes = np.full(50, 7, dtype=np.float32)
     assert item_variance(counts, counts, sizes, squared_differences(counts, counts)) == 0
@@ -37,9 +38,10 @@ def test_few_ratios_are_not_pooled() -> None:
 
 
 @pytest.mark.parametrize("unsteady", [0.0, 3.0])
-def test_the_larger_overdispersion_of_pair_and_strategies_counts_with_the_fewer_degrees_of_freedom(
+def test_the_larger_overdispersion_counts(
     unsteady: float,
 ) -> None:
+    """The larger overdispersion of pair and strategies counts with the fewer degrees of freedom."""
     rng, R, S, I = RNG(6), 9, 3, 200
     noise = 0.03 * np.exp(unsteady * (np.arange(R) < 2))
     accuracy = rng.normal(0, 1, (R, S)) * noise[:, None]

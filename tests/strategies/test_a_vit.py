@@ -112,7 +112,8 @@ def test_the_prior_is_centred_at_three_quarters_of_the_layers():
     assert torch.equal(default, loss_of(0.75 * L, network)) and not torch.allclose(default, loss_of(2.5, network))
 
 
-def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
+def test_with_the_budgets_target_the_prior_is_centred_on_it():
+    """With the budget's target the prior is centred where tokens spend it."""
     network = vit()
     counts = TokenSchedule(Budget(keep_rate=0.3), AViT().traits(), network.cost).counts
     whole = sum(counts) / N
@@ -127,7 +128,8 @@ def test_the_blocks_that_the_budget_names_are_the_layers():
     assert bool(acting.loss().isfinite())
 
 
-def test_where_all_halt_after_the_first_layer_one_patch_goes_on_and_the_head_reads_that_layer():
+def test_where_all_halt_early_one_patch_goes_on():
+    """Where all halt after the first layer one patch goes on and the head reads that layer."""
     network = vit()
     acting, logits = act(AViT(scale=0.0, beta=30.0), network, images())
     assert [np.broadcast_to(step.tokens_in, B).tolist() for step in acting.steps] == [[N] * B] + [[1] * B] * (L - 1)

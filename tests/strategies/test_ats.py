@@ -77,7 +77,8 @@ def test_padding_is_never_taken(M, points):
         assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, True, points, left=17 - there)
 
 
-def test_where_tokens_have_left_the_points_begin_at_the_smallest_score_that_is_there():
+def test_points_begin_at_the_smallest_present_score():
+    """Where tokens have left the points begin at the smallest score that is there."""
     first = view(1, 4, attention=torch.tensor([[0.1, 0.2, 0.3, 0.4]]), values=torch.ones(1, 2, 4, 3))
     assert ATS().plan(first, 4).keep.tolist() == [[False, True, True, True]]
     # The points are .2, .6 and 1, the sums .2, .5 and 1; with the smallest subtracted again, no point would select it.
@@ -86,7 +87,8 @@ def test_where_tokens_have_left_the_points_begin_at_the_smallest_score_that_is_t
     assert ATS().plan(then, 3).keep.tolist() == [[True, True, True]]
 
 
-def test_with_all_tokens_as_upper_bounds_it_acts_as_published_and_at_a_full_budget_it_does_not():
+def test_acts_as_published_without_a_smaller_budget():
+    """With all tokens as upper bounds it acts as published and at a full budget it does not."""
     network = vit()
     acting, _ = act(ATS(), network, images(), rate=None, counts=(N,) * 3, blocks=(1, 2, 3))
     assert acting.actor.acts and [d.block for d in acting.decisions] == [1, 2, 3]

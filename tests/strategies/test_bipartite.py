@@ -86,7 +86,8 @@ def test_tofu_merges_from_that_block_on(changes, depth, first):
 @pytest.mark.parametrize("P", [0, 1, 2])
 @pytest.mark.parametrize("how", ["released", "paper", "dropped"])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_tofu_keeps_of_tomes_pairs_one_or_the_mean_at_the_length_of_the_longest(N, keep, how, P):
+def test_tofu_keeps_one_or_the_mean_of_tomes_pairs(N, keep, how, P):
+    """ToFu keeps of ToMe's pairs one or the mean at the length of the longest."""
     seen = view(N=N, seed=N + keep, prefix_count=P)
     changes = {"merge_from": 1.0} if how == "dropped" else {"merge_from": 0.0, "length": how}
 
@@ -106,7 +107,8 @@ def test_tofu_keeps_of_tomes_pairs_one_or_the_mean_at_the_length_of_the_longest(
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 100.0])
 @pytest.mark.parametrize("P", [0, 1])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_ppt_drops_tokens_of_images_with_uneven_scores_and_merges_tomes_pairs_of_the_others(N, keep, P, threshold):
+def test_ppt_drops_or_merges_by_the_spread_of_scores(N, keep, P, threshold):
+    """PPT drops tokens of images with uneven scores and merges ToMe's pairs of the others."""
     values = torch.randn(3, 2, N, 5, generator=torch.Generator().manual_seed(N))
     seen = view(N=N, seed=N + keep, prefix_count=P, values=values)
 

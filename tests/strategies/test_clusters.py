@@ -94,7 +94,8 @@ def test_k_medoids_of_equal_tokens_are_still_different_ones():
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (4, 4), (3, 5), (1, 7), (6, 2)])
-def test_a_smaller_image_has_exactly_as_many_cells_all_of_one_area_that_cover_it_once(grid):
+def test_a_smaller_image_is_cut_into_equal_cells(grid):
+    """A smaller image has exactly as many cells all of one area that cover it once."""
     N = grid[0] * grid[1]
     seen = view(2, N, grid=grid)
     for keep in range(1, N + 1):

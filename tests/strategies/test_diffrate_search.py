@@ -82,7 +82,8 @@ def test_the_mask_the_groups_and_the_sizes_are_the_equations(seed):
     assert int(seen.memory["counts"][1]) == 3 and plan.keep.sum(dim=1).tolist() == [3.0, 3.0]
 
 
-def test_the_gradient_goes_straight_through_the_probability_that_a_rank_is_kept():
+def test_the_gradient_goes_straight_through_a_rank():
+    """The gradient goes straight through the probability that a rank is kept."""
     strategy, seen = in_training()
     rng = torch.Generator().manual_seed(5)
     plan = strategy.plan(seen, 3)
@@ -118,7 +119,8 @@ NETWORKS = pytest.mark.parametrize(
 
 @NETWORKS
 @torch.no_grad()
-def test_training_with_masks_gives_the_logits_of_the_test_without_the_tokens(make):
+def test_training_with_masks_equals_the_test_without_tokens(make):
+    """Training with masks gives the logits of the test without the tokens."""
     network = make()
     actor = actor_on(network, Budget(macs=0.6))
     learned, removed = begin(actor, training=True), begin(actor, training=False)
@@ -150,7 +152,8 @@ def test_what_counts_spend_has_its_slopes():
     assert actor.spent(list(actor.keep.values())) == actor.share_of(actor.planned) == pytest.approx(0.6, abs=0.05)
 
 
-def test_the_loss_is_the_weighted_square_and_brings_the_counts_to_the_budget():
+def test_the_loss_brings_the_counts_to_the_budget():
+    """The loss is the weighted square and brings the counts to the budget."""
     network = vit()
     network.module.requires_grad_(False)
     actor = actor_on(network, Budget(macs=0.9), weight=3.0)

@@ -60,7 +60,8 @@ def test_in_the_test_the_most_probable_stay(network):
     assert [plan.index.shape[1] for _, _, plan in seen] == [8, 4, 2] and acting.index.shape == (B, 2)
 
 
-def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_back(network):
+def test_training_draws_by_a_hard_gumbel_softmax(network):
+    """In training a hard Gumbel softmax draws what stays and nothing comes back."""
     strategy, seen = noted(DynamicViT())
     acting, _ = act(strategy, network, images(), training=True)
     before = torch.ones(B, N)
@@ -136,7 +137,8 @@ def squeezed_by_hand(x, hosts, gone):
     return out
 
 
-def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_similar_that_stays(network):
+def test_squeezed_tokens_go_to_the_most_similar(network):
+    """With squeeze what is drawn to leave in training goes to the most similar that stays."""
     strategy, seen = noted(DynamicViT(disposal="squeeze"))
     acting, _ = act(strategy, network, images(), training=True)
     before = torch.ones(B, N)
@@ -151,7 +153,8 @@ def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_simila
     assert 0 < float(before.mean()) < 0.5 and torch.allclose(acting.weights(), before)
 
 
-def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients():
+def test_an_image_without_hosts_keeps_its_tokens():
+    """Of an image without hosts tokens are as they were with finite gradients."""
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     hosts = torch.tensor([[True, False, False, True, False], [False] * 5])
     out = squeeze(x, hosts, ~hosts)

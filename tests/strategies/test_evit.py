@@ -45,7 +45,8 @@ def test_a_stage_in_which_nothing_is_fused_is_the_dense_block(rate, acts):
 
 
 @pytest.mark.parametrize("done", [0.0, 0.03, 0.1, 0.2, 0.3666, 0.37, 0.9])
-def test_in_training_the_keep_rate_falls_by_a_cosine_from_epoch_10_to_110_of_300(done):
+def test_the_keep_rate_falls_by_a_cosine(done):
+    """In training the keep rate falls by a cosine from epoch 10 to 110 of 300."""
     network, epoch = vit(), 300 * done
     rate = 1.0 if epoch < 10 else 0.5 if epoch >= 110 else 0.5 + 0.25 * (1 + math.cos(math.pi * (epoch - 10) / 100))
     kept = math.ceil(rate * N)

@@ -69,7 +69,9 @@ def test_every_shared_way_to_choose_has_a_fingerprint():
     assert shared and set(shared) <= FINGERPRINTS.HELPERS.keys()
 
 
-def test_a_strategy_that_chooses_otherwise_is_named_until_its_revision_is_raised(kept, now, monkeypatch):
+def test_a_changed_strategy_is_named_until_its_revision_is_raised(kept, now, monkeypatch):
+    """A strategy that chooses otherwise is named until its revision is raised."""
+
     def plan(self, view, keep):
         target, leaves = selection.bipartite(view.keys, keep, view.prefix_count)
         return Merge(target, weight=torch.where(leaves, 0.0, 1.0))  # merged tokens have weight 0

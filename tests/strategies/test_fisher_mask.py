@@ -56,7 +56,8 @@ def by_hand(network, inputs, labels, step=1e-5):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_information_is_the_mean_square_of_what_a_factor_on_the_token_changes(name, monkeypatch):
+def test_the_information_is_a_mean_square(name, monkeypatch):
+    """The information is the mean square of what a factor on the token changes."""
     network = vit(**NETWORKS[name])
     wanted = torch.tensor(by_hand(network, images(), LABELS), dtype=torch.float64)
     for batch in (1, 3, 32):
@@ -67,7 +68,8 @@ def test_the_information_is_the_mean_square_of_what_a_factor_on_the_token_change
         assert images_seen == B and torch.equal(actor.learned[0]["information"], information)
 
 
-def test_every_image_keeps_the_same_positions_and_they_are_those_with_the_most_information():
+def test_every_image_keeps_the_most_informative_positions():
+    """Every image keeps the same positions and they are those with the most information."""
     network = vit()
     actor, _ = fitted(network)
     best = chosen(by_hand(network, images(), LABELS), 8)

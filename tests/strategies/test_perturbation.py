@@ -137,7 +137,8 @@ def asked(decide, network, inputs, scripted, training=False):
 
 @pytest.mark.parametrize("make", DEEP.values(), ids=DEEP)
 @pytest.mark.parametrize("training", [False, True])
-def test_outputs_of_the_tokens_as_they_are_is_the_bare_network_as_in_a_test(scripted, make, training):
+def test_outputs_of_unchanged_tokens_are_the_bare_network(scripted, make, training):
+    """Outputs of the tokens as they are is the bare network as in a test."""
     network = make()
     with torch.no_grad():
         expected = network(images())
@@ -157,7 +158,8 @@ def test_outputs_of_the_tokens_as_they_are_is_the_bare_network_as_in_a_test(scri
 
 
 @torch.no_grad()
-def test_rows_may_be_of_any_samples_and_no_more_than_the_batch_go_through_at_once(scripted):
+def test_at_most_a_batch_of_rows_goes_through_at_once(scripted):
+    """Rows may be of any samples and no more than the batch go through at once."""
     network, sample = vit(), torch.tensor([3, 0, 0, 2, 1, 3, 3])
     # Each sample gets its own prefix, because prefixes of equal samples are equal.
     network.module.patch_drop.register_forward_hook(

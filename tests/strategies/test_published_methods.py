@@ -79,7 +79,8 @@ def test_published_settings_give_the_published_token_counts_of_deit_small(words,
 
 
 @pytest.mark.parametrize("setting", ALL, ids=str)
-def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_say(setting):
+def test_published_methods_can_be_typed_and_cost_as_stated(setting):
+    """The words of a published method can be typed and cost what its authors say."""
     strategy, _ = typed(setting.words)
     assert setting in type(strategy).published
     if setting.gmacs is None or strategy.adaptive:

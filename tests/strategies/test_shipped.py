@@ -94,7 +94,8 @@ def test_scores_are_the_equations_and_the_largest_stay(words, make, score, block
         assert decision.plan.index.tolist() == [chosen(row, stay) for row in expected]
 
 
-def test_a_high_order_of_the_column_norm_is_the_largest_entry_and_no_power_vanishes():
+def test_a_high_order_of_the_norm_is_the_largest_entry():
+    """A high order of the column norm is the largest entry and no power vanishes."""
     shown = inside(vit(), images(), 1)
     acting, _ = act(made("column_norm:n=1000"), vit(), images(), blocks=(1,))
     np.testing.assert_allclose(acting.scores, shown["A"][..., 1:].max(axis=2).mean(axis=1), rtol=5e-3)
@@ -229,7 +230,8 @@ def test_stratified_takes_as_large_a_share_of_every_cell(keep, cell):
     assert full.min() >= np.floor(expected) and full.max() <= np.ceil(expected)
 
 
-def test_stratified_keeps_every_token_equally_often_though_cells_at_the_border_are_smaller():
+def test_stratified_keeps_every_token_equally_often():
+    """Stratified keeps every token equally often though cells at the border are smaller."""
     of_cell, kept = drawn(2000, 17, 2, rows=5, columns=7)
     assert of_cell.shape[1] == 12
     np.testing.assert_allclose(kept.mean(axis=0), 17 / 35, atol=0.05)
@@ -290,7 +292,8 @@ def masks(share):
 
 @pytest.mark.parametrize("share", [1.0, 1 / 1024])
 @pytest.mark.parametrize("rate", [3 / 16, 0.5])
-def test_the_oracle_keeps_what_matters_first_and_the_anti_oracle_removes_it_first(share, rate):
+def test_the_oracle_keeps_what_matters_first(share, rate):
+    """The oracle keeps what matters first and the anti oracle removes it first."""
     mask, network, M = masks(share), vit(), round(rate * 16)
     for name, relevant in (("oracle", min(5, M)), ("anti_oracle", max(0, M - 11))):
         acting, _ = act(made(name), network, images(), mask, rate)

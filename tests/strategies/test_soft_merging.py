@@ -66,7 +66,8 @@ def test_it_is_the_equation(strategy):
         torch.testing.assert_close(out[b].double(), torch.tensor(by_hand).double(), atol=1e-5, rtol=1e-5)
 
 
-def test_sinkhorn_takes_the_same_of_each_token_and_at_last_gives_each_centre_as_much():
+def test_sinkhorn_takes_the_same_of_each_token():
+    """Sinkhorn takes the same of each token and at last gives each centre as much."""
     # With 1 / (K + N) for both, no plan has both marginals: those of the centres are equal, but have another value.
     for iterations, least, most in ((1, 1e-3, 1 / 3), (200, 0, 5e-5)):
         strategy = Sinkhorn(epsilon=0.5, iterations=iterations)

@@ -68,7 +68,8 @@ def relevance():
 
 
 @pytest.mark.parametrize(("cls", "disposal", "schedule"), TABLE)
-def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_and_in_a_batch(network, cls, disposal, schedule):
+def test_it_keeps_the_counts_and_ignores_the_batch(network, cls, disposal, schedule):
+    """It runs keeps to the counts and chooses alike alone and in a batch."""
     strategy, mask = cls(disposal=disposal), relevance()
     budget = Budget(keep_rate=0.4, schedule=schedule)
     schedule_of_budget = TokenSchedule(budget, strategy.traits(), network.cost)
@@ -94,7 +95,8 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_and_in_a_batch(netw
 
 
 @pytest.mark.parametrize(("cls", "disposal", "schedule"), TABLE)
-def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(deit_small, cls, disposal, schedule):
+def test_on_deit_small_it_costs_what_was_requested(deit_small, cls, disposal, schedule):
+    """On DeiT-S it costs what was asked for or the nearest that it can."""
     traits = cls(disposal=disposal).traits()
     dense = deit_small.macs(deit_small.dense())
 

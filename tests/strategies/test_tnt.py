@@ -78,7 +78,8 @@ def in_training(network, **parameters):
     return acting, came
 
 
-def test_in_training_all_stay_are_normed_and_get_the_more_noise_the_less_they_matter():
+def test_tnt_adds_more_noise_to_what_matters_less():
+    """In training all stay are normed and get the more noise the less they matter."""
     acting, _ = in_training(vit(), noise=0.02)
     assert acting.index.shape == (B, N) and all(step == Step(N, N, own=step.own) for step in acting.steps)
     drawn = []
@@ -96,7 +97,8 @@ def test_in_training_all_stay_are_normed_and_get_the_more_noise_the_less_they_ma
     assert np.abs(np.corrcoef(flat) - np.eye(3 * B)).max() < 5 / math.sqrt(flat.shape[1])
 
 
-def test_without_noise_the_whole_stream_is_normed_class_and_register_tokens_too():
+def test_without_noise_the_whole_stream_is_normed():
+    """Without noise the whole stream is normed class and register tokens too."""
     network = vit(reg_tokens=2)
     acting, came = in_training(network, noise=0.0)
     assert [block for block in came if block in acting.actor.learned] == [1, 2, 3]
@@ -116,7 +118,8 @@ def test_noise_comes_before_the_first_blocks_of_any_depth(depth, blocks):
 
 
 @pytest.mark.parametrize(("blocks", "union"), [((3,), [1, 2, 3]), ((1, 2), [1, 2]), ((0,), [0, 1, 2])])
-def test_it_learns_in_those_blocks_and_the_budgets_and_in_the_test_acts_in_the_budgets_alone(blocks, union):
+def test_it_learns_in_more_blocks_than_it_acts_in(blocks, union):
+    """It learns in those blocks and the budgets and in the test acts in the budgets alone."""
     network = vit()
     acting, _ = act(Watched(), network, images(), blocks=blocks)
     assert list(acting.actor.learned) == union and [d.block for d in acting.decisions] == list(blocks)

@@ -133,7 +133,8 @@ def test_gradients_flow_through_tokens_and_their_weights(kind):
     assert torch.autograd.gradcheck(changed, (x, *weight))
 
 
-def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them():
+def test_gather_takes_the_rows_of_each_sample():
+    """Gather takes the rows of each sample and its gradient reaches only them."""
     x = torch.arange(12.0).reshape(2, 3, 2).requires_grad_()
     out = tokens.gather(x, torch.tensor([[2, 0], [1, 1]]))
     assert out.tolist() == [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]

@@ -96,7 +96,8 @@ def torn(*bad):
     return row
 
 
-def test_bad_pictures_of_several_sets_are_one_error_and_sets_without_any_are_kept(place, rows):
+def test_bad_pictures_of_several_sets_are_one_error(place, rows):
+    """Bad pictures of several sets are one error and sets without any are kept."""
     sets = [Pixels("a", SHAPE, torn(1, 3)), Pixels("b", SHAPE, rows), Pixels("c", SHAPE, torn(4))]
     with pytest.raises(BadPicturesError, match=r"^3 of 15 pictures cannot be read: .*--skip-bad$") as raised:
         decode(sets)

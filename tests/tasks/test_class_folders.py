@@ -89,9 +89,8 @@ def test_folders_by_number_are_the_classes_and_every_board_says_so(
     assert "ImageFolder" not in caplog.text
 
 
-def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_one(
-    four: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_order_unlike_the_heads_is_a_warning(four: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another order than the head's is a warning and a file says the right one."""
     write_pictures(tmp_path / "val", {name: k for k, name in enumerate(SHAPES)}, each=10)
     done = command(tmp_path, four, tmp_path / "out")
     says = (
@@ -122,9 +121,10 @@ def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_on
         (SHAPES, ",head=7", "got head=7; allowed: 4"),
     ],
 )
-def test_unknown_or_contradictory_class_orders_are_one_line_before_anything_runs(
+def test_ambiguous_class_orders_are_one_line_before_any_cell(
     names: tuple[str, ...], more: str, says: str, four: Path, tmp_path: Path
 ) -> None:
+    """Unknown or contradictory class orders are one line before anything runs."""
     write_pictures(tmp_path / "val", {name: k for k, name in enumerate(names)})
     done = command(tmp_path, four, tmp_path / "out", TASK + more)
     (line,) = done.stderr.splitlines()

@@ -79,7 +79,8 @@ def test_each_layout_gives_the_classes_in_the_order_of_their_names(folder, below
     assert data.test.relevance_on((4, 4)) is None
 
 
-def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_folder(folder):
+def test_val_is_taken_before_test(folder):
+    """Val is taken before test and the training pictures do not name the folder."""
     first = locate(f"folder:{folder()}")
     folder(below="train", each=1)
     folder(below="test", each=1)

@@ -127,7 +127,8 @@ def test_shares_are_rounded_and_no_group_is_left_out(n, expected):
 
 
 @pytest.mark.parametrize("n", [3, 29, 1000])
-def test_too_many_or_too_few_samples_are_a_user_error_with_the_allowed_number(waterbirds, n):
+def test_too_many_or_few_samples_are_a_user_error(waterbirds, n):
+    """Too many or too few samples are a user error with the allowed number."""
     with pytest.raises(UserError, match=f"training split; got {n}; allowed: 4, .* to 28, "):
         draw(waterbirds, n)
 

@@ -88,7 +88,8 @@ def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, si
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():
+def test_composite_has_every_class_equally_often():
+    """Composite has every class equally often and the foreground of its label."""
     data = Composite(**SMALL).draw(60, 0, {})
     pool = foregrounds("digits", 10, {})
     for split, per_class, n in ((data.train, pool.train, 60), (data.test, pool.test, 40)):
@@ -152,7 +153,8 @@ def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp
 
 
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
-def test_a_background_is_of_the_part_for_its_split_and_only_a_group_tells_its_kind(task):
+def test_backgrounds_belong_to_their_split(task):
+    """A background is of the part for its split and only a group tells its kind."""
     data, photos, pool = task.draw(40, 0, {}), backgrounds("photos", 16, {}).photos, foregrounds("digits", 10, {})
     parts = {(k, t, axis): lines(photos[k][t], axis, 16) for k in (0, 1) for t in (0, 1) for axis in (0, 1)}
     for test, split in enumerate((data.train, data.test)):
@@ -313,7 +315,7 @@ def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
 
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL | {"test": 300}), Plain(**SMALL, epochs=3)])
 @pytest.mark.parametrize("repetition", [0, 1])
-def test_a_foreground_has_one_number_in_every_repetition_part_and_task_of_its_source(task, repetition):
+def test_a_foreground_has_one_number_everywhere(task, repetition):
     """A test of two classes has more items than pictures: some are shown twice, with the same number."""
     data, pool = task.draw(50, repetition, {}).hold_back(0.2), foregrounds("digits", 10, {})
     for split, n, source in (

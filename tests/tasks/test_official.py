@@ -101,7 +101,8 @@ def test_a_failed_download_is_a_user_error(cifar):
 
 
 @pytest.mark.parametrize("damage", [b"", b"other bytes", None], ids=["empty", "other bytes", "missing"])
-def test_a_file_that_is_not_the_official_one_is_refused_and_never_unpickled(cifar, damage):
+def test_an_unofficial_file_is_refused_and_never_unpickled(cifar, damage):
+    """A file that is not the official one is refused and never unpickled."""
     shutil.copytree(cifar.folder, cifar.root / cifar.folder.name)
     name, root = locate_images("cifar100", cifar.root, False)
     path = cifar.root / cifar.folder.name / "test"

@@ -154,14 +154,16 @@ def test_an_unknown_source_is_a_user_error_with_the_known_ones(spec):
         locate_images(spec, None, False)
 
 
-def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to_give():
+def test_missing_sources_are_user_errors_with_an_option():
+    """Sources that are not on this machine are user errors with the option to give."""
     with pytest.raises(UserError, match="not on this machine; give --images"):
         foregrounds("folder-0123456789ab", 8, {})
     with pytest.raises(UserError, match="give --backgrounds"):
         backgrounds("pictures-0123456789ab", 8, {})
 
 
-def test_digits_are_split_two_thirds_to_one_in_ten_classes_of_their_own_colours():
+def test_digits_are_split_two_thirds_to_one():
+    """Digits are split two thirds to one in ten classes of their own colours."""
     result = foregrounds("digits", 12, {})
     assert result.classes == tuple("0123456789")
     pictures = set()
@@ -211,7 +213,8 @@ def test_every_fifth_picture_is_for_tests_only_and_the_other_kind_is_black(pictu
         assert not drawn[200:].any()
 
 
-def test_a_background_folder_that_is_missing_empty_or_small_is_a_user_error(tmp_path, pictures):
+def test_a_bad_background_folder_is_a_user_error(tmp_path, pictures):
+    """A background folder that is missing empty or small is a user error."""
     with pytest.raises(UserError, match="is not a folder; allowed: photos"):
         locate_backgrounds(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
@@ -330,7 +333,8 @@ def test_a_file_that_is_no_archive_is_a_user_error(tmp_path, damage):
         locate_backgrounds(str(path))
 
 
-def test_an_archive_of_nothing_few_pictures_and_a_changed_one_are_user_errors(tmp_path):
+def test_a_bad_archive_is_a_user_error(tmp_path):
+    """An archive of nothing few pictures and a changed one are user errors."""
     with pytest.raises(UserError, match="holds no pictures"):
         locate_backgrounds(str(archive(tmp_path / "none.npz")))
     path = archive(tmp_path / "few.npz", PIXELS[:4])

@@ -83,7 +83,8 @@ def test_a_whole_check_puts_badges_on_the_board(folder):
     assert "another revision was checked" in (folder / "leaderboard.md").read_text()
 
 
-def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named(folder, checked):
+def test_without_a_name_all_installed_strategies_are_checked(folder, checked):
+    """Without a name all installed strategies are checked and files are named."""
     done = call("check", "--results", folder)
     assert done.exit_code == 1
     assert [name for name, _ in checked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
@@ -93,7 +94,8 @@ def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named
 
 
 @pytest.mark.parametrize(("says", "parameters"), [("", NORMS), (":largest=false", [None])])
-def test_a_file_is_checked_with_the_parameters_of_the_records_unless_some_are_given(folder, checked, says, parameters):
+def test_a_file_is_checked_with_the_records_parameters(folder, checked, says, parameters):
+    """A file is checked with the parameters of the records unless some are given."""
     assert call("check", f"{folder.parent / 'own.py'}{says}", "--results", folder).exit_code == 0
     assert [value for _, value in checked] == parameters
 

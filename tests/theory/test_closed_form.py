@@ -210,7 +210,8 @@ def test_steps_with_removed_tokens_are_autograds(strategy, d, tokens, m, fixed, 
 
 
 @pytest.mark.parametrize("need", ["queries", "keys", "values", "received_attention"])
-def test_a_choice_by_the_weights_is_made_in_each_step_from_the_current_ones(scripted, need):
+def test_a_choice_by_weights_is_made_in_each_step(scripted, need):
+    """A choice by the weights is made in each step from the current ones."""
     seen = []
 
     def decide(view, keep):

@@ -88,7 +88,8 @@ def test_pictures_are_whole(planned, drawn, paper, figure, few):
     drawn(made.figures[figure](planned(made.suites["quick"], figure, *FEW[few])))
 
 
-def test_a_heat_map_shows_the_rates_that_there_are_and_has_the_same_bytes_again():
+def test_a_heat_map_has_the_same_bytes_again():
+    """A heat map shows the rates that there are and has the same bytes again."""
     rates = np.array([[0.25, np.nan], [1.0, 0.75]])
     panel = partial(heat_map, title="rates", x=np.array([4.0, 9.0]), sizes=np.array([8, 16]), rates=rates, label="x")
     made = Result("rates", {}, [panel], []).pictures()

@@ -178,7 +178,8 @@ def seen(name, net, x):
 
 @pytest.mark.parametrize("name", [*PLAIN, "shallow, heads"])
 @torch.no_grad()
-def test_a_strategy_sees_tokens_parts_and_attention_and_nothing_else(scripted, name):
+def test_a_strategy_sees_only_tokens_and_attention(scripted, name):
+    """A strategy sees tokens parts and attention and nothing else."""
     net, result = built(name), {}
     expected = [seen(name, net, x) for x in X.numpy()]
     fields = (*expected[0], "received_attention", "tokens", "pixels")
@@ -236,7 +237,8 @@ def test_tokens_cannot_be_fused_merged_or_mixed(scripted, name, plan):
 
 
 @plain
-def test_a_repetition_has_its_own_first_weights_and_always_the_same_in_any_precision(name):
+def test_a_repetition_has_its_own_first_weights(name):
+    """A repetition has its own first weights and always the same in any precision."""
     model, data = MODELS[name], data_of(4 if name == "shallow" else 1)
     first, again, other = (model.build(data, repetition).state_dict() for repetition in (0, 0, 1))
     assert all(torch.equal(value, again[key]) for key, value in first.items())

@@ -115,7 +115,8 @@ def test_a_two_layer_model_reads_two_classes_only(tmp_path):
 # ---- transfer
 
 
-def test_pre_training_is_one_cell_with_trained_attention_whatever_the_cells_model():
+def test_pre_training_is_one_cell():
+    """Pre training is one cell with trained attention whatever the cell's model."""
     for attention in ("frozen", "trained"):
         first, *rest = jobs_of(TRANSFER + ",permuted=false,true", f"positional:attention={attention}", n=8)
         assert first.keep_weights and first.cell.n_train == 2000 and first.cell.init is None
@@ -135,7 +136,8 @@ def kept_weights(jobs, tmp_path):
 
 
 @pytest.mark.parametrize("permuted", ["false", "true"])
-def test_a_transfer_begins_with_the_attention_that_was_learned_and_a_fresh_read_out(tmp_path, permuted):
+def test_a_transfer_begins_with_learned_attention(tmp_path, permuted):
+    """A transfer begins with the attention that was learned and a fresh read out."""
     jobs = jobs_of(TRANSFER + f",permuted={permuted},watch=4", "positional:attention=frozen", n=8)
     before, after, record = kept_weights(jobs, tmp_path)
     task = Spatial(**jobs[1].cell.task.params)
@@ -216,7 +218,8 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper, preset):
 
 @pytest.mark.slow  # thousands of cells are planned
 @pytest.mark.parametrize("paper", EVERY, ids=lambda paper: paper.name)
-def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper):
+def test_a_paper_says_how_long_its_cells_take(paper):
+    """A paper says how long its cells take and the larger preset has more."""
     quick, more = (jobs_in(paper.suites[some]) for some in paper.presets)
     seconds = [sum(paper.seconds(job) for job in jobs) for jobs in (quick, more)]
     assert 10 < seconds[0] < 1000 and 2 * seconds[0] < seconds[1] < 20000

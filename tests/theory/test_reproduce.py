@@ -107,7 +107,8 @@ def judged_in(out):
 # ---- from a request to figures
 
 
-def test_the_first_run_writes_everything_and_the_second_runs_nothing_and_writes_the_same(tmp_path, tiny):
+def test_the_second_run_computes_nothing(tmp_path, tiny):
+    """The first run writes everything and the second runs nothing and writes the same."""
     out = tmp_path / "out"
     verdicts, lost, ran = make(out)
     first = contents(out)
@@ -175,7 +176,8 @@ def installed(tmp_path, monkeypatch):
     sys.modules.pop("a_module_that_raises", None)
 
 
-def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(tmp_path, tiny, installed):
+def test_failed_trials_are_counted_and_noted(tmp_path, tiny, installed):
+    """Trials whose strategy fails are counted and noted and the others drawn."""
     tiny(installed)
     out = tmp_path / "out"
     verdicts, lost, ran = make(out, "8")
@@ -305,7 +307,8 @@ def test_a_larger_or_harder_trial_is_expected_to_take_longer(less, more):
 
 
 @pytest.mark.parametrize(("one", "other"), [("n_train=20", "n_train=500"), ("", "steps=5000")])
-def test_more_samples_than_a_batch_and_more_steps_than_it_takes_make_nothing_longer(one, other):
+def test_more_samples_than_needed_make_nothing_longer(one, other):
+    """More samples than a batch and more steps than it takes make nothing longer."""
     assert expected(one) == expected(other)
 
 
@@ -391,7 +394,8 @@ def test_a_wrong_option_leaves_with_2_and_one_line(tmp_path, monkeypatch, argume
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_path):
+def test_an_unwritable_folder_exits_with_2_before_any_trial(tmp_path):
+    """A folder that cannot be written leaves with 2 before anything runs."""
     (tmp_path / "file").write_bytes(b"")
     refused(call(*FIGURE, "--out", tmp_path / "file" / "out"), "cannot write to", "--out")
 

@@ -33,14 +33,16 @@ def images(net, name, head=0):
 
 
 @pytest.mark.parametrize("init", ["assumption", "scale", "worst"])
-def test_the_value_matrix_errs_by_sigma_from_orthonormal_images_of_the_patterns(init):
+def test_the_value_matrix_errs_by_sigma(init):
+    """The value matrix errs by sigma from orthonormal images of the patterns."""
     p, erring = (images(network(sigma=sigma, init=init), "W_V") for sigma in (0.0, 0.1))
     np.testing.assert_allclose(p.T @ p, np.eye(M), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(erring - p, axis=0), 0.1, rtol=1e-4)
 
 
 @pytest.mark.parametrize("init", ["assumption", "scale", "worst"])
-def test_queries_and_keys_begin_equal_and_err_by_delta(init):
+def test_queries_and_keys_err_by_delta(init):
+    """Queries and keys begin equal and err by delta."""
     exact, erring = (network(delta=delta, init=init) for delta in (0.0, 0.2))
     r = images(exact, "W_Q")
     np.testing.assert_allclose(r.T @ r, np.eye(M), atol=1e-6)
@@ -49,7 +51,8 @@ def test_queries_and_keys_begin_equal_and_err_by_delta(init):
     assert erring.W_Q.data_ptr() != erring.W_K.data_ptr()
 
 
-def test_an_error_of_scale_shortens_all_images_and_leaves_the_scores_of_other_patterns_at_nought():
+def test_an_error_of_scale_shortens_all_images():
+    """An error of scale shortens all images and leaves the scores of other patterns at nought."""
     net = network(sigma=0.3, delta=0.2, init="scale")
     V, Q = images(net, "W_V"), images(net, "W_Q")
     np.testing.assert_allclose(V.T @ V, 0.7**2 * np.eye(M), atol=1e-6)
@@ -57,7 +60,8 @@ def test_an_error_of_scale_shortens_all_images_and_leaves_the_scores_of_other_pa
 
 
 @pytest.mark.parametrize(("outputs", "rivals"), [(1, [1, 0]), (2, [3, 2, 1, 0])])
-def test_the_worst_error_points_from_each_discriminative_image_to_its_rivals(outputs, rivals):
+def test_the_worst_error_points_to_rivals(outputs, rivals):
+    """The worst error points from each discriminative image to its rivals."""
     p, worst, usual = (
         images(network(sigma=sigma, init=init, outputs=outputs), "W_V")
         for sigma, init in ((0, "worst"), (0.1, "worst"), (0.1, "assumption"))
@@ -86,7 +90,8 @@ def test_each_head_begins_on_its_own():
             assert np.abs(images(net, name, head) - images(net, name, (head + 1) % 3)).max() > 0.05
 
 
-def test_frozen_attention_is_not_trained_and_begins_like_a_trained_one_and_one_with_a_skip():
+def test_frozen_attention_is_not_trained():
+    """Frozen attention is not trained and begins like a trained one and one with a skip."""
     data = Theory(tokens=10, relevant=0.3, confusion=0.1).draw(4, 0, {})
     frozen, trained = (Shallow(m=8, attention=how).build(data, 0) for how in ("frozen", "trained"))
     learns = {name for name, w in frozen.named_parameters() if w.requires_grad}
@@ -99,7 +104,8 @@ def test_frozen_attention_is_not_trained_and_begins_like_a_trained_one_and_one_w
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_output_weights_are_frozen_signs_of_their_own_at_each_position_and_output(outputs):
+def test_output_weights_are_frozen_signs(outputs):
+    """Output weights are frozen signs of their own at each position and output."""
     net = network(m=64, xi=0.01, outputs=outputs)
     assert not net.a.requires_grad and net.a.shape == (outputs, L, 64)
     assert net.a.abs().unique().tolist() == [0.125]
@@ -179,7 +185,8 @@ def test_it_keeps_the_singular_values_of_what_training_added(task, shape):
 
 @cases
 @torch.no_grad()
-def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_longest_rows(task, shape):
+def test_losses_equal_those_of_chosen_networks(task, shape):
+    """It keeps the losses of networks built without the shortest and the longest rows."""
     net, first, test, data = trained(task, shape)
     trained_values = net.trained_values(first, test)
     assert set(trained_values) == {f"singular_{name}" for name in ("W_Q", "W_K", "W_V")} | {
@@ -247,7 +254,8 @@ def test_the_first_attention_mass_is_that_of_a_network_on_noiseless_tokens(kap, 
         assert float(measured) == pytest.approx(task.realised_shares()[0], abs=1e-5)
 
 
-def test_the_attention_mass_of_any_pattern_may_be_asked_for_and_all_sum_to_one():
+def test_attention_masses_sum_to_one():
+    """The attention mass of any pattern may be asked for and all sum to one."""
     assert sum(theory.attention_mass(FIGURE_4, 0.7, k) for k in range(5)) == pytest.approx(1)
     assert theory.attention_mass(FIGURE_4, 0.7, 1) == theory.attention_mass(FIGURE_4[[1, 0, 2, 3, 4]], 0.7)
 
@@ -271,7 +279,9 @@ def test_the_formulas_of_the_theorems():
 
 
 @given(st.floats(0.3, 0.9), st.floats(1.01, 1.5))
-def test_without_errors_the_bounds_grow_with_the_powers_that_the_paper_names(alpha, factor):
+def test_without_errors_the_bounds_grow_as_in_the_paper(alpha, factor):
+    """Without errors the bounds grow with the powers that the paper names."""
+
     def growth(bound, *others):
         return float(bound(alpha / factor, *others) / bound(alpha, *others))
 

@@ -76,7 +76,8 @@ def test_the_read_out_is_frozen_and_the_rest_is_trained():
 
 
 @torch.no_grad()
-def test_it_shows_the_loss_attention_values_and_scores_of_signal_and_strong_noise():
+def test_it_shows_loss_attention_values_and_scores():
+    """It shows the loss attention values and scores of signal and strong noise."""
     net, result = two_network(), {name: [] for name in two_network().shows}
     W_Q, W_K, W_V, w_O = two_weights(net)
     for x, label, relevance in zip(
@@ -158,7 +159,8 @@ def positional_after(steps=30, strategy=None, **options):
 
 
 @pytest.mark.parametrize("strategy", [None, Random()], ids=["dense", "random"])
-def test_training_moves_scores_and_read_out_and_not_the_diagonal(strategy):
+def test_training_moves_scores_but_not_the_diagonal(strategy):
+    """Training moves scores and read out and not the diagonal."""
     net, first = positional_after(strategy=strategy)
     off = ~torch.eye(POSITIONAL_D, dtype=torch.bool)
     assert (net.A.detach() != first["A"])[off].double().mean() > 0.5
@@ -225,7 +227,8 @@ def test_it_shows_association_mass_lead_and_alignment():
 
 
 @torch.no_grad()
-def test_scores_that_are_the_sets_are_association_1_in_any_order_of_the_patches():
+def test_scores_of_the_sets_have_association_1():
+    """Scores that are the sets are association 1 in any order of the patches."""
     for permuted in (False, True):
         task = Spatial(tokens=12, group=3, d=20, test=40, permuted=permuted)
         sets = task.sets()[task.order()]
@@ -317,7 +320,7 @@ def query_after(steps, **options):
     return net
 
 
-def test_the_first_step_moves_the_read_out_alone_and_the_second_the_query_by_the_covariances():
+def test_the_first_step_moves_the_read_out_alone():
     """At weights 0, the gradients of the mean of log(1 + e^(-yf)) equal those by loops."""
     signs, lr = 2.0 * QUERY_DATA.train.labels - 1, 0.5
     w, b, d = np.zeros(6), 0.0, np.zeros(6)

@@ -199,7 +199,8 @@ def kept(trial, strategy, removed, *shares, where="both"):
     ]  # fmt: skip
 
 
-def test_strategies_are_judged_by_the_association_that_is_learned_with_them(trial, sound):
+def test_strategies_are_judged_by_learned_association(trial, sound):
+    """Strategies are judged by the association that is learned with them."""
     trials = kept(trial, "dense", 0.0, 1.0, 1.0, 1.0) + kept(trial, "random", 0.25, 1.0, 1.0, 1.0)
     trials += kept(trial, "random", 0.5, 0.95, 1.0, 0.9) + kept(trial, "oracle", 0.5, 0.1, 0.2, 0.3)
     trials += kept(trial, "attn_topk", 0.5, 0.1, 1.0, 1.0) + kept(trial, "oracle", 0.5, 1.0, 1.0, 1.0, where="test")

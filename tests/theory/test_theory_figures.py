@@ -284,7 +284,8 @@ def test_figure_5_says_what_removal_does(make_trial, irrelevant, noisy, random, 
         assert row(result, "fig5", removed=name, share=0.0)["change"] == 0.0
 
 
-def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make_trial):
+def test_figure_5_judges_each_place_apart(make_trial):
+    """Figure 5 judges each place of removal apart against the same dense."""
     trials = removals(make_trial, 0.08, {"oracle": FALLS, "attn_topk": RISES})
     trials += [t for t in removals(make_trial, 0.08, {"oracle": RISES}, where="test") if t.strategy != "dense"]
     result = PAPER.figures["5"](trials)

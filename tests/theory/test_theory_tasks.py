@@ -96,7 +96,8 @@ def test_each_sample_has_those_counts_and_its_label_is_the_majority_of_two():
     assert data.classes == ("-1", "+1")
 
 
-def test_patterns_are_orthonormal_and_tokens_are_patterns_with_the_noise_asked_for():
+def test_patterns_are_orthonormal():
+    """Patterns are orthonormal and tokens are patterns with the noise asked for."""
     data = Theory(tokens=50, noise=0.05).draw(40, 0, {})
     np.testing.assert_allclose(data.patterns.T @ data.patterns, np.eye(5), atol=1e-12)
     noise = data.train.inputs - data.patterns.T[pattern_of(data, data.train)]
@@ -144,7 +145,8 @@ def test_four_classes_have_a_pattern_each_from_all_plus_to_all_minus():
     assert (data.train.groups == 0).all() and data.group_names == ("all",)
 
 
-def test_a_pattern_is_a_set_of_vectors_at_half_the_diameter_and_each_is_drawn_as_often():
+def test_a_pattern_is_a_set_of_equally_frequent_vectors():
+    """A pattern is a set of vectors at half the diameter and each is drawn as often."""
     data = Theory(tokens=50, noise=0, set_size=4, set_diameter=0.6).draw(60, 0, {})
     which = pattern_of(data, data.train)
     for k in range(5):
@@ -159,7 +161,8 @@ def test_a_pattern_is_a_set_of_vectors_at_half_the_diameter_and_each_is_drawn_as
     assert min(mixed) > 1
 
 
-def test_the_spurious_pattern_goes_with_the_label_in_training_and_not_in_the_test():
+def test_the_spurious_pattern_follows_the_label_in_training_only():
+    """The spurious pattern goes with the label in training and not in the test."""
     task = Theory(tokens=50, spurious=0.2, spurious_rate=0.8, test=2000)
     data = task.draw(2000, 0, {})
     assert data.group_names == ("-1 without spurious", "-1 with spurious", "+1 without spurious", "+1 with spurious")
@@ -252,7 +255,8 @@ def test_noise_labels_and_order_do_not_depend_on_the_signal(signal, n, repetitio
         np.testing.assert_allclose(theirs.inputs[~noise].max(axis=1), signal, rtol=1e-6)
 
 
-def test_half_of_an_even_set_is_of_each_class_and_labels_tell_nothing_of_the_places():
+def test_labels_do_not_depend_on_the_places():
+    """Half of an even set is of each class and labels tell nothing of the places."""
     for n in (2, 4, 10, 500):
         labels = OVERFITTING.draw(n, 3, {}).train.labels
         assert labels.sum() * 2 == n
@@ -315,7 +319,8 @@ def test_any_set_carries_either_label(label):
 
 
 @pytest.mark.parametrize(("rate", "q"), [(0.4, 0.4), (1.0, 1.0), (0.0, 0.0), (None, math.log(16) / 12)])
-def test_another_patch_shows_the_feature_or_its_opposite_at_half_the_rate_each(rate, q):
+def test_other_patches_show_the_feature_or_its_opposite(rate, q):
+    """Another patch shows the feature or its opposite at half the rate each."""
     data = changed(rate=rate, noise=0.0).draw(3000, 0, {})
     other = data.train.relevance == 0
     delta = shown(data, data.train)[other].round(4)
@@ -328,7 +333,8 @@ def test_another_patch_shows_the_feature_or_its_opposite_at_half_the_rate_each(r
         assert delta[labels == 1].mean() == pytest.approx(0, abs=0.05)  # independent of the label
 
 
-def test_noise_is_of_the_width_asked_for_and_orthogonal_to_the_feature_if_it_is_projected():
+def test_noise_has_the_requested_width():
+    """Noise is of the width asked for and orthogonal to the feature if it is projected."""
     for noise, expected in ((None, 0.25), (0.7, 0.7), (0.0, 0.0)):
         task = changed(noise=noise, rate=0.0)
         projected, whole = task.draw(400, 0, {}), changed(task, projected=False).draw(400, 0, {})
@@ -351,7 +357,8 @@ def test_features_are_orthogonal_unit_vectors_of_the_structure():
     assert again.shape == (16, 1) and again.dtype == np.float32
 
 
-def test_permuted_patches_are_the_plain_ones_in_another_order_one_for_all_samples():
+def test_permuted_patches_are_the_plain_ones_in_another_order():
+    """Permuted patches are the plain ones in another order one for all samples."""
     plain, task = SPATIAL.draw(10, 2, {}), changed(permuted=True)
     moved, order = task.draw(10, 2, {}), task.order()
     assert sorted(order) == list(range(12)) and not np.array_equal(order, np.arange(12))
@@ -364,7 +371,8 @@ def test_permuted_patches_are_the_plain_ones_in_another_order_one_for_all_sample
             np.testing.assert_array_equal(mine.relevance[:, place], theirs.relevance[:, order[place]])
 
 
-def test_training_begins_with_nothing_or_with_what_feature_0_taught_in_plain_order():
+def test_training_begins_from_zero_or_feature_0():
+    """Training begins with nothing or with what feature 0 taught in plain order."""
     assert changed(feature=2, permuted=True).initial() is None
     task = changed(feature=2, permuted=True, start="pretrained", structure=3, lr_attention=5, watch=10, steps=40)
     first, samples = task.initial()
@@ -376,7 +384,8 @@ def test_training_begins_with_nothing_or_with_what_feature_0_taught_in_plain_ord
 # ---- sparse tokens
 
 
-def test_a_positive_sample_is_noise_with_the_signal_in_r_tokens_and_a_negative_one_is_noise():
+def test_a_positive_sample_has_the_signal_in_r_tokens():
+    """A positive sample is noise with the signal in r tokens and a negative one is noise."""
     strong, silent = SPARSE.draw(40, 0, {}), SPARSE.model_copy(update={"theta": 0.0}).draw(40, 0, {})
     xi = strong.patterns[:, 0]
     assert strong.patterns.shape == (5, 1) and np.linalg.norm(xi) == pytest.approx(1, rel=1e-12)

@@ -51,7 +51,8 @@ def test_a_record_becomes_a_trial_with_its_parameters_and_metrics():
     assert trials_of([record_of(success=1.0)])[0].removed == 0.0  # dense removes nothing
 
 
-def test_a_training_that_diverged_is_a_trial_without_success_and_any_other_failure_is_none():
+def test_a_diverged_training_is_a_trial_without_success():
+    """A training that diverged is a trial without success and any other failure is none."""
     diverged = record_of("failed", kind="DivergedError")
     others = [
         *(record_of(status) for status in ("failed", "crashed", "oom", "skipped", "timeout")),
@@ -102,7 +103,8 @@ def test_n50_and_n95_of_a_grid(successes, n50, n95):
     assert len(some.wins) > 0 or np.isnan([*some.rates, *some.ends]).all()
 
 
-def test_a_grid_is_of_its_trials_whatever_their_order_and_one_that_diverged_is_a_failure(make_trial):
+def test_a_grid_does_not_depend_on_the_order_of_trials(make_trial):
+    """A grid is of its trials whatever their order and one that diverged is a failure."""
     places = [(n, r) for r in range(3) for n in (4, 8, 16)]
     trials = [make_trial(n, r, success=float(n > 4 * r), diverged=(n, r) == (16, 1)) for n, r in places]
     assert Grid.of(trials[::-1]).wins.tolist() == Grid.of(trials).wins.tolist() == [[1, 1, 1], [0, 1, 0], [0, 0, 1]]
@@ -183,7 +185,8 @@ def test_what_is_not_reached_is_left_out_of_values_and_of_resamples():
     assert (fit.low, fit.high) == pytest.approx((1, 1))
 
 
-def test_the_fewest_repetitions_of_what_is_fitted_decide_how_wide_an_exponents_interval_is():
+def test_the_fewest_repetitions_decide_the_interval():
+    """The fewest repetitions of what is fitted decide how wide an exponent's interval is."""
     y, resamples = X.copy(), X[:, None] ** np.linspace(0.5, 1.5, 1001)
 
     def ends(*repetitions):
@@ -202,7 +205,8 @@ def test_fewer_than_three_points_give_no_fit(y):
     assert compete({"x": X[: len(y)]}, np.array(y), np.ones((len(y), 3)), SIX[: len(y)]) == []
 
 
-def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat():
+def test_a_fit_without_intervals_decides_nothing():
+    """Without intervals a fit says neither that it rises nor that it is flat."""
     (fit,) = compete({"x": X}, X, np.full((5, 3), NAN), [1] * 5)
     assert not fit.rises and not fit.flat and fit.text == "x: R2 1.000, exponent 1"
 

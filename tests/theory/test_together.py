@@ -105,7 +105,8 @@ def test_strategies_that_raise_fail_alone(bad):
 
 
 @pytest.mark.parametrize(("fit", "sizes"), [(2, [6, 3, 2, 2, 2]), (0, [6, 3, 2, 1, 1, 1, 1, 1, 1])])
-def test_too_little_memory_makes_smaller_groups_and_one_that_does_not_fit_alone_fails(monkeypatch, caplog, fit, sizes):
+def test_too_little_memory_makes_smaller_groups(monkeypatch, caplog, fit, sizes):
+    """Too little memory makes smaller groups and one that does not fit alone fails."""
     group = [training(n, k) for n in (5, 8) for k in range(3)]
     whole, tried = together._train, []
 

@@ -148,7 +148,8 @@ WATCHED = ("watched_steps", "watched_test_loss", "watched_attention_on_relevant"
 
 
 @pytest.mark.parametrize("plugin", ["dense", "attn_topk"])
-def test_a_record_has_what_was_watched_to_the_last_step_and_else_is_the_same(tmp_path, plugin):
+def test_a_record_has_what_was_watched(tmp_path, plugin):
+    """A record has what was watched to the last step and else is the same."""
     record, plain = record_of(tmp_path, plugin), record_of(tmp_path, plugin, watch=0)
     assert record.status == "ok", record.failure
     at, losses, masses, _ = (record.samples[name] for name in WATCHED)
@@ -164,7 +165,8 @@ def test_a_record_has_what_was_watched_to_the_last_step_and_else_is_the_same(tmp
     assert record.outcomes == plain.outcomes
 
 
-def test_a_record_says_when_the_test_loss_fell_below_the_threshold_and_the_looks_end_with_the_training(tmp_path):
+def test_a_record_says_when_the_loss_fell_below_the_threshold(tmp_path):
+    """A record says when the test loss fell below the threshold and the looks end with the training."""
     record = record_of(tmp_path, steps=600, watch=7, threshold=0.05, n_train=64)
     at, losses, *_ = (record.samples[name] for name in WATCHED)
     steps = record.metrics["steps"].value

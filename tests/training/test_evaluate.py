@@ -66,7 +66,8 @@ def images():
 STAGES = {"keep_rate": 0.5, "blocks": (1, 2, 3)}
 
 
-def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(scripted, images):
+def test_choices_have_the_scores_of_each_block(scripted, images):
+    """Each choice is told block by block with the scores of what was there."""
     network, samples, recipe = images
     seen = []
 
@@ -86,7 +87,8 @@ def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(sc
     assert (result.choices[-1].kept == result.kept).all()
 
 
-def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_alone_keep_all(scripted, images):
+def test_a_block_without_a_choice_is_no_choice(scripted, images):
+    """A block that a strategy lets pass is no choice and samples it leaves alone keep all."""
     network, samples, recipe = images
 
     def decide(view, keep):
@@ -144,7 +146,8 @@ def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, ima
     assert all(p.grad is None for p in network.module.parameters())
 
 
-def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the_short_one(scripted, monkeypatch):
+def test_full_batches_are_timed_but_the_first(scripted, monkeypatch):
+    """A full batch is timed with what its strategy took but the first and the short one."""
     clock = {"now": 0.0}
 
     def passing(seconds, value=None):
@@ -190,7 +193,9 @@ def test_the_batch_is_halved_while_there_is_no_memory(scripted):
         evaluate(NETWORK, actor_of(scripted(starving)), of_sets(), TASK.recipe())
 
 
-def test_an_illegal_plan_is_an_error_that_says_what_is_wrong_in_whatever_batch_it_is(scripted):
+def test_an_illegal_plan_is_named_in_any_batch(scripted):
+    """An illegal plan is an error that says what is wrong in whatever batch it is."""
+
     def decide(view, keep):
         index = torch.arange(keep).repeat(len(view.index), 1)
         index[torch.isin(view.tokens[:, 0, 0], bad), 1] = 0  # a token twice
@@ -207,7 +212,8 @@ def starving(view, keep):
     raise torch.OutOfMemoryError("one is too many")
 
 
-def test_samples_without_a_mask_of_relevance_are_evaluated_like_those_with_one(scripted):
+def test_samples_without_relevance_are_evaluated_alike(scripted):
+    """Samples without a mask of relevance are evaluated like those with one."""
     known, unknown = of_sets(), of_sets()
     unknown.relevance = None
     result, again = (evaluate(NETWORK, actor_of(Random()), samples, TASK.recipe()) for samples in (known, unknown))

@@ -113,7 +113,9 @@ def test_what_it_does_wrong_is_said_with_the_line(name):
     assert re.search(rf"\({Path(__file__).name}:\d+\)", str(caught.value)), caught.value
 
 
-def test_what_the_memory_or_the_network_refuses_is_no_mistake_of_the_strategy():
+def test_a_refusal_by_memory_is_not_the_strategys_fault():
+    """What the memory or the network refuses is no mistake of the strategy."""
+
     def unsupported(images, network):
         raise UnsupportedError("not here")
 
@@ -126,7 +128,8 @@ def test_what_the_memory_or_the_network_refuses_is_no_mistake_of_the_strategy():
         run(large)
 
 
-def test_the_network_is_frozen_and_as_in_a_test_and_gradients_reach_what_is_added():
+def test_the_network_of_a_fit_is_frozen():
+    """The network is frozen and as in a test and gradients reach what is added."""
     network = DeepViT(vit(drop_path_rate=0.5, proj_drop_rate=0.5))
     network.module.train()
     seen, before = [], state_digest(network.module.state_dict())
@@ -262,9 +265,8 @@ def test_what_cannot_be_reached_is_told_as_it_is(network, scripted):
     assert ratio < 0.7 and spent(network, actor) == pytest.approx(ratio, rel=1e-9)
 
 
-def test_the_shape_of_the_budget_stays_and_only_the_first_images_are_looked_at_and_no_label(
-    network, scripted, monkeypatch
-):
+def test_only_the_first_images_calibrate_the_budget(network, scripted, monkeypatch):
+    """The shape of the budget stays and only the first images are looked at and no label."""
     monkeypatch.setattr(module, "IMAGES", 7)
     given = samples()
     given.labels.fill_(99)

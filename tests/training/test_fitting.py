@@ -89,9 +89,8 @@ def test_the_record_says_what_it_saw(jobs_of: Any, tmp_path: Path) -> None:
     assert not any(name.startswith(f"{LEARNED}.") for name in dense)
 
 
-def test_other_budgets_take_what_is_known_and_other_parameters_and_repetitions_do_not(
-    jobs_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_budgets_reuse_a_fit(jobs_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other budgets take what is known and other parameters and repetitions do not."""
     (*starts, job), context = jobs_of(), context_of(tmp_path)
     first = run([*starts, job], tmp_path, context)
     budget = job.cell.budget.model_copy(update={"keep_rate": 0.3})
@@ -134,9 +133,10 @@ def test_its_mistakes_cost_its_own_cell(jobs_of: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [True, False])
-def test_the_images_are_training_images_of_the_cell_drawn_by_its_repetition(
+def test_images_of_a_fit_are_drawn_by_repetition(
     jobs_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: bool
 ) -> None:
+    """The images are training images of the cell drawn by its repetition."""
     given = []
 
     def look(*arguments: Any) -> Any:

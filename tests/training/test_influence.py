@@ -92,7 +92,8 @@ def expected(network, stays=None, site="input"):
 
 
 @pytest.mark.parametrize("attention", ["content", "positional"])
-def test_without_a_strategy_each_token_is_discarded_after_the_position_embedding(attention):
+def test_without_a_strategy_tokens_go_after_the_embedding(attention):
+    """Without a strategy each token is discarded after the position embedding."""
     network = network_of(attention=attention)
     result = influences(network, None, samples(), n)[0]
     assert result.shape == (n, N) and result.max() > 0.01
@@ -127,7 +128,8 @@ def test_in_whatever_order_tokens_go_on_the_same_are_discarded(scripted, site, a
     assert result[0].max() > 0.01
 
 
-def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_it(network):
+def test_only_the_first_images_have_influences(network):
+    """Only the first images are looked at and each alike whatever comes with it."""
     actor = actor_of(Random(), network, keep_rate=0.5)
     every = influences(network, actor, samples(), 99)[0]
     assert every.shape == (n, N)
@@ -170,6 +172,7 @@ def merge(view, keep):
 
 
 @pytest.mark.parametrize("decide", [fuse, merge, None], ids=["fuse", "merge", "numbers of their own"])
-def test_tokens_that_are_not_only_removed_alike_in_all_images_cannot_be_told_apart(network, scripted, decide):
+def test_merged_tokens_have_no_influences(network, scripted, decide):
+    """Tokens that are not only removed alike in all images cannot be told apart."""
     strategy = ATS() if decide is None else scripted(decide)
     assert influences(network, actor_of(strategy, network, keep_rate=0.5), samples(), n) is None

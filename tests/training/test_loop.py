@@ -65,7 +65,8 @@ def order_of(n, batch, epochs, seed=("order", 0), **changes):
     return network.batches, done
 
 
-def test_each_pass_takes_every_sample_once_in_a_new_order_that_depends_on_its_seed_alone():
+def test_each_pass_takes_every_sample_once():
+    """Each pass takes every sample once in a new order that depends on its seed alone."""
     batches, done = order_of(10, batch=4, epochs=3)
     assert [len(batch) for batch in batches] == [4, 4, 2] * 3
     passes = [list(chain(*batches[i : i + 3])) for i in (0, 3, 6)]
@@ -140,7 +141,8 @@ def test_a_step_is_that_of_plain_gradient_descent():
     torch.testing.assert_close(weights(network), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_the_step_size_of_adamw_falls_to_zero_by_a_cosine_and_vectors_do_not_decay():
+def test_the_step_size_falls_to_zero_by_a_cosine():
+    """The step size of AdamW falls to zero by a cosine and vectors do not decay."""
     images = Composite(canvas=16, foreground=10, test=2, epochs=3, batch=10, lr=0.01, weight_decay=0.3)
     data = images.draw(24, 0, {})
     network = Vit(dim=16, depth=1, heads=2, patch=8).build(data, 0)
@@ -178,7 +180,8 @@ def test_a_loss_that_is_no_number_ends_training_with_an_error(lr):
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed):
+def test_a_fixed_selection_is_the_same_in_every_pass(scripted, fixed):
+    """A fixed selection is the same in every pass and another one is not."""
     kept = {}
 
     def decide(view, keep):

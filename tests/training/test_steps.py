@@ -69,7 +69,8 @@ def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(parts, moved):
 
 
 @given(st.floats(0.01, 0.9), st.integers(10, 500))
-def test_a_warm_up_rises_linearly_to_the_largest_step_size_and_then_falls_to_zero(warmup, total):
+def test_a_warm_up_rises_linearly_and_then_falls(warmup, total):
+    """A warm up rises linearly to the largest step size and then falls to zero."""
     recipe = replace(RECIPE, warmup=warmup)
     sizes = np.array([step_size(recipe, step / total, total) for step in range(total)])
     rising = np.arange(total) / total < warmup
