@@ -20,6 +20,8 @@ from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARED, Budget
 from sparsebench.strategy.spec import Spec, fill, parse
 from sparsebench.tasks.base import Task
 
+SCHEDULED = frozenset({"blocks", "per_block", "ratio", "counts"})
+"""Parameters of a published setting that state a schedule."""
 SHAPE_KEYS = ("schedule", "gamma", "convention", "blocks")
 BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
 """Parameters of a plugin's specification that belong to its budget: its amount, and how it is spread over blocks."""
@@ -150,19 +152,38 @@ def contenders_of(
     specs = plugins + [parse(text) for text in texts or ()]
     usual = usual_budgets(suite, entry, request)
     budgets = [budgets_of(spec, usual) for spec in specs]
-    amounts = {  # with an explicit convention; other parameters of a budget are not passed on to baselines
-        Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True)): None
-        for group in budgets
-        for budget in group
-        if any(getattr(budget, key) for key in SHARED)
-    }
-    shared = list(amounts) or usual
+    shared = _budgets_of_baselines(budgets) or usual
     baselines = [(Spec(name), shared) for name in suite.baselines] if texts is None else []
     for spec, group in [*zip(specs, budgets, strict=True), *baselines]:
+        registered = registry.strategy(spec.name)
         for strategy in strategies_of(spec, registry):
             part = Part.of(strategy)
             for budget in group if strategy.budgeted else [FULL]:
-                yield strategy, registry.strategy(spec.name), budget, part
+                yield strategy, registered, budget, part
+                if budget in usual and budget.schedule == AUTO and has_published_schedule(registered.cls):
+                    yield strategy, registered, budget.model_copy(update={"schedule": None}), part
+
+
+def _budgets_of_baselines(groups: Sequence[Sequence[Budget]]) -> list[Budget]:
+    """Return the different budgets of strategies that baselines can have too, without blocks and kinds of schedules.
+
+    They keep an explicit convention, and schedule=auto, so that random tokens also act where they do least harm.
+    """
+    budgets: dict[Budget, None] = {}
+    for budget in itertools.chain(*groups):
+        if not any(getattr(budget, key) for key in SHARED):
+            continue
+        kept = {*SHARED, "convention"} | ({"schedule"} if budget.schedule == AUTO else set())
+        budgets[Budget(**budget.model_dump(include=kept, exclude_unset=True))] = None
+    return list(budgets)
+
+
+def has_published_schedule(cls: type[Strategy]) -> bool:
+    """Return whether the schedule is a part of the published method: a published setting names blocks or counts.
+
+    Where the suite leaves schedules open, such a strategy also runs with its own schedule.
+    """
+    return any(parse(setting.words).params.keys() & SCHEDULED for setting in cls.published)
 
 
 def testable(
