@@ -164,9 +164,10 @@ def execute(
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
+    from sparsebench.publish.submission import badges
 
     plan = runs.run(request, files, execution, Registry(), out, callbacks)
-    stored = frame_of(read(out))
+    stored = frame_of(read(out, badges=badges(out)))
     rows = stored[stored["cell_id"].isin([job.cell.id for job in plan.whole])]
     others = set(stored["network"]) - set(rows["network"])
     if others and (rows["network"] != "").any():
@@ -182,9 +183,10 @@ def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, if it has one; return whether it has one."""
     from sparsebench.board.board import gather
     from sparsebench.board.published import publish
+    from sparsebench.publish.submission import badges
 
     if exists := (folder / "leaderboard.csv").exists():
-        publish(gather(folder), folder)
+        publish(gather(folder, badges(folder)), folder)
     return exists
 
 
@@ -197,8 +199,10 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
         UserError: the folder has no records.
     """
     from sparsebench.board.settings import read
+    from sparsebench.publish.submission import badges
 
-    return read(Path(path), None)
+    folder = Path(path)
+    return read(folder, None, badges(folder))
 
 
 def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:

@@ -18,7 +18,17 @@ from sparsebench import files
 from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.papers import address_of
-from sparsebench.board.settings import DENSE, PRETRAINING, Flats, Setting, dense_of, frame_of, read, settings_of
+from sparsebench.board.settings import (
+    DENSE,
+    NO_BADGES,
+    PRETRAINING,
+    Flats,
+    Setting,
+    dense_of,
+    frame_of,
+    read,
+    settings_of,
+)
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.request import load
 from sparsebench.records import manifests
@@ -64,13 +74,17 @@ class Board(NamedTuple):
     third_party: frozenset[str] = frozenset()
 
 
-def gather(folder: Path) -> Board:
+def gather(folder: Path, badges: Mapping[str, str] = NO_BADGES) -> Board:
     """Return the board of a run's folder.
+
+    Args:
+        folder: the folder.
+        badges: badges of submitted strategies, by name.
 
     Raises:
         UserError: the folder has no records, or has records of a later sparsebench.
     """
-    return board_of(read(folder), folder)
+    return board_of(read(folder, badges=badges), folder)
 
 
 def board_of(records: Flats, folder: Path) -> Board:

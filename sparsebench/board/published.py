@@ -33,8 +33,8 @@ from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, with_lf, write_whole
-from sparsebench.publish import MANIFEST
 from sparsebench.records import store
+from sparsebench.records.manifests import MANIFEST
 from sparsebench.stats import style
 
 REDUCED, ALIKE = 8, 0.95
@@ -171,9 +171,14 @@ def without_boards(folder: Path) -> list[Path]:
     return [place for place in places if not (place / NAME).is_file() and not (place / MANIFEST).is_file()]
 
 
-def board_files(folder: Path) -> dict[Path, bytes | None]:
-    """Return the expected contents of a published board's files by path, or None for files that must not exist."""
-    content = NO_PICTURES | files(gather(folder))
+def board_files(folder: Path, badges: Mapping[str, str]) -> dict[Path, bytes | None]:
+    """Return the expected contents of a published board's files by path, or None for files that must not exist.
+
+    Args:
+        folder: the folder of the board.
+        badges: see `settings.describe`.
+    """
+    content = NO_PICTURES | files(gather(folder, badges))
     return {folder / name: value for name, value in content.items() if name.endswith(KEPT)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from sparsebench.errors import few, plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, reports, store, table
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.reports import CHECKS, REMARK, UNCHECKED
@@ -32,6 +31,8 @@ from sparsebench.strategy.base import how_of_label
 from sparsebench.strategy.spec import label
 from sparsebench.tasks.sources.labels import numbering
 
+NO_BADGES: Mapping[str, str] = MappingProxyType({})
+"""The badges of a folder that is not a submission."""
 Flats = Iterable[Mapping[str, Any]]
 """Flat records: mappings, or a DataFrame."""
 Tests = dict[tuple[Any, Any], list[Any]]
@@ -117,7 +118,7 @@ SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "fold
 """Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
 
-def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
+def read(out: Path, metrics: Container[str] | None = METRICS, badges: Mapping[str, str] = NO_BADGES) -> pd.DataFrame:
     """Return the records of a run's folder as a table, with the columns that `describe` adds.
 
     The table has the plain columns of `table`, outcomes, metrics that tasks declare, and `metrics`. Its attributes
@@ -127,6 +128,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     Args:
         out: the run's folder.
         metrics: names of the metrics to read; None for all.
+        badges: see `describe`.
 
     Raises:
         UserError: as `store.rows`.
@@ -156,7 +158,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
             if name not in records and not name.endswith(OF_GROUPS) and wanted(name):
                 empty[name] = math.nan
         records = records.assign(**empty)
-    records = describe(_with_names(records, manifests.file_names(out)), out)
+    records = describe(_with_names(records, manifests.file_names(out)), out, badges)
     records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
 
     # The suite with the most settings comes first.
@@ -187,14 +189,14 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
     )
 
 
-def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
-    """Return records with columns on their strategies from a run's folder: checks, remark, trained, badge, how."""
-    submitted = badge = ""
-    if os.path.lexists(out / MANIFEST):
-        from sparsebench.publish.submission import verify
+def describe(records: pd.DataFrame, out: Path, badges: Mapping[str, str] = NO_BADGES) -> pd.DataFrame:
+    """Return records with columns on their strategies: checks, remark, trained, badge, how.
 
-        verdict = verify(out)
-        submitted, badge = verdict.strategy, verdict.badge
+    Args:
+        records: the records of a run's folder.
+        out: the folder, which describes the strategies and has the reports of their checks.
+        badges: badges of submitted strategies, by name; the folder itself cannot say them.
+    """
     check_reports, strategies = reports.read(out), manifests.strategies(out)
     grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
     notes = []
@@ -204,7 +206,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
         trained = "" if entry is None else "yes" if entry.trained else "no"
         disposals = "" if entry is None else how_of_label(entry.how, strategy)
         checked = reports.badge_of(check_reports, strategy, revision)
-        notes.append((*checked, trained, badge if name == submitted else "", plain(disposals)))
+        notes.append((*checked, trained, badges.get(name, ""), plain(disposals)))
     number, words = grouped.ngroup(), pd.DataFrame(notes, columns=[CHECKS, REMARK, "trained", "badge", "how"])
     return records.assign(**{name: pd.Categorical(values).take(number) for name, values in words.items()})
 

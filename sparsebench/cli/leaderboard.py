@@ -117,8 +117,9 @@ def leaderboard(
     if form == HTML:
         from sparsebench.board.board import gather
         from sparsebench.board.published import page
+        from sparsebench.publish.submission import badges
 
-        content = page(gather(folder))
+        content = page(gather(folder, badges(folder)))
     else:
         technical = notes or output is not None
         content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
@@ -146,8 +147,8 @@ def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], wi
 def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them. Return the exit code of the command."""
     from sparsebench.board import published
-    from sparsebench.publish import MANIFEST
-    from sparsebench.publish.submission import contradictions
+    from sparsebench.publish.submission import badges, contradictions
+    from sparsebench.records.manifests import MANIFEST
 
     if write and (folder / MANIFEST).is_file():
         raise UserError(
@@ -159,7 +160,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     new = [] if write else published.without_boards(folder)
     click.echo("".join(f"{place}: has records and no board; --update writes it\n" for place in new), nl=False)
     for board in folders:
-        contents = published.board_files(board)
+        contents = published.board_files(board, badges(board))
         names = [path.name for path in (published.write if write else published.differences)(contents)]
         state = "written" if write else "files that differ from its records"
         click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records")
@@ -200,8 +201,9 @@ def _text(
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
+    from sparsebench.publish.submission import badges
 
-    records = frame_of(read(folder))
+    records = frame_of(read(folder, badges=badges(folder)))
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""])
     result = judge(records, "task" if view == "shifts" else by)

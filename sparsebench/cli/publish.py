@@ -19,8 +19,8 @@ from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, op
 from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
-from sparsebench.publish import MANIFEST
 from sparsebench.records import store, table
+from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 

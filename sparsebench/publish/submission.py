@@ -38,9 +38,8 @@ from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.request import load, names
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.manifests import FileEntry, StrategyEntry, SuiteEntry, setting_of
+from sparsebench.records.manifests import MANIFEST, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Cell, Origin, Part, Record, Value, canonical, digest, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
@@ -155,6 +154,14 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
         wrong = [plain(error)]
     verdict.settle(wrong, "reported")
     return verdict
+
+
+def badges(folder: Path) -> dict[str, str]:
+    """Return the badge of the strategy that a folder submits, by its name; {} if the folder is not a submission."""
+    if not os.path.lexists(folder / MANIFEST):
+        return {}
+    verdict = verify(folder)
+    return {verdict.strategy: verdict.badge}
 
 
 def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
