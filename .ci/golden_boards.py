@@ -98,7 +98,13 @@ def broken_of(quick: pd.DataFrame) -> pd.DataFrame:
     tuned = frame[(task == "composite") & (strategy != "noise") & (seed < 2)]
     tuned = tuned.assign(track="tuned", cell_id="tuned " + tuned["cell_id"])
     kept_rate = frame[(task == "composite") & (strategy == "noise") & (frame["budget"] == "macs 0.5")]
-    kept_rate = kept_rate.assign(budget="keep 0.5 @1,2", macs_ratio_asked=None, cell_id="rate " + kept_rate["cell_id"])
+    kept_rate = kept_rate.assign(
+        budget="keep 0.5 @1,2",
+        budget_amount="keep_rate",
+        budget_places="@1,2",
+        macs_ratio_asked=None,
+        cell_id="rate " + kept_rate["cell_id"],
+    )
     records = pd.concat([frame[~lost], other, tuned, kept_rate], ignore_index=True)
     records.attrs = quick.attrs
     return records

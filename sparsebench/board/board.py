@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections import Counter, defaultdict
@@ -36,7 +37,7 @@ from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.reports import REMARK
 from sparsebench.records.table import OUTCOMES
 from sparsebench.stats import paired
-from sparsebench.strategy import spec
+from sparsebench.strategy.spec import words_of
 from sparsebench.tasks.sources.labels import MOST_CLASSES, numbering
 
 SURPRISING = 1e-3
@@ -125,9 +126,9 @@ def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
 def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.StrategyEntry]:
     """Return the manifest entries of the strategies of a board."""
     strategies = manifests.strategies(folder)
-    pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)
-    sources = sorted({(label.partition("(")[0], revision) for label, revision in pairs})
-    return [strategies[key] for key in sources if key in strategies]
+    used = frame[["strategy_name", "revision"]].astype(str).drop_duplicates()
+    keys = sorted(used.itertuples(index=False, name=None))
+    return [strategies[key] for key in keys if key in strategies]
 
 
 def notes_on(
@@ -291,10 +292,14 @@ def _command(strategies: Sequence[str], setting: Setting, folder: Path | None) -
         return "a run with the options of the others"
     (suite,) = suites
     files = {strategy.name: strategy.file for strategy in manifests.strategies(folder).values() if strategy.file}
+    entries = setting.every.drop_duplicates("strategy").set_index("strategy")
     words = []
-    for name, params in map(spec.parts_of, strategies):
-        parameters = ",".join(f"{key}={value}" for key, value in params.items())
-        words.append(":".join(filter(None, (files.get(name, name), parameters))))
+    for strategy in strategies:
+        name, params = entries.loc[strategy, ["strategy_name", "strategy_params"]]
+        try:
+            words.append(files.get(name, name) + words_of(json.loads(params)))
+        except UserError:  # a parameter that cannot be typed
+            return "a run with the options of the others"
     words += ["--suite", suite]
     repetitions = int(setting.measured["repetition"].max()) + 1
     if repetitions > _repetitions_of(suite, setting.source):
@@ -340,10 +345,9 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
 def failures(frame: pd.DataFrame) -> list[str]:
     """Return lines on the cells without a result, one for each task and reason."""
     bad = frame[frame["status"] != "ok"]
-    counted = bad.groupby(["strategy", "task", "status", "reason"], observed=True).size()
+    counted = bad.groupby(["strategy", "task", "status", "reason", "strategy_name"], observed=True).size()
     alike = defaultdict[tuple[str, str, str, int], list[str]](list)
-    for (strategy, task, status, reason), n in sorted(counted.items()):
-        name = strategy.partition("(")[0]
+    for (strategy, task, status, reason, name), n in sorted(counted.items()):
         alike[task, status, reason.removeprefix(f"'{name}' ").removeprefix(f"{name}: "), n].append(strategy)
     lines = []
     for (task, status, reason, n), strategies in alike.items():

@@ -12,7 +12,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from sparsebench.board import columns
-from sparsebench.board.columns import BY_KEY, EVERY, NOT_RANKED, Column, interval_row
+from sparsebench.board.columns import BY_KEY, EVERY, NOT_RANKED, RANK_ENDS, Column, interval_row, rank_text
 from sparsebench.board.settings import (
     DENSE,
     MAIN,
@@ -35,12 +35,13 @@ from sparsebench.records.reports import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.stats import curves, paired
 from sparsebench.stats.intervals import Successes, mean_interval, n50_ratio, sample_complexity
 from sparsebench.stats.paired import Contender, Pairs, marks
-from sparsebench.strategy.budget import amount_of
 from sparsebench.tasks.sources.labels import numbering
 
 RANDOM = "random_inside"
 """The baseline that each row is compared with at its own budget, besides dense."""
 HALF = 0.5
+AMOUNT = ["budget_amount", "budget_value", "budget_rounding", "budget_where"]
+"""Columns that say what a budget is, apart from blocks and schedule."""
 NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
 """Values that are as uninformative as missing ones: an optional column is left out if it has no others."""
 
@@ -257,7 +258,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
     for name, otherwise in (("trained", ""), (CHECKS, SEVERAL), ("badge", "")):
         values = every[name].astype(str).groupby(every["entry"])
         rows[name] = values.first().where(values.nunique() == 1, otherwise)
-    rows["rank"] = NOT_RANKED
+    rows[["rank", *RANK_ENDS]] = NOT_RANKED, math.nan, math.nan
     rows["track"] = main.track
     rows["class_folders"] = numbering(main.params[0])
     rows["task"] = main.task
@@ -350,19 +351,26 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     places = np.flatnonzero(judged & (measured["kind"] != "oracle"))
     ranked = measured.index[places]
     pairs = all_pairs.among(places.tolist())
-    rows.loc[ranked, "rank"] = pairs.ranks()
+    _add_ranks(rows, ranked, pairs)
     _add_fronts(rows, main, ranked, pairs)
 
     rows = _in_order(
         rows,
         {
             "oracle": rows["kind"] == "oracle",
-            "not ranked": rows["rank"] == NOT_RANKED,
+            "not ranked": rows["rank_low"].isna(),
             "accuracy": -rows["accuracy"],
         },
     )
     rows, over_budgets = _curves(main, rows, unranked)
     return Ranking(parts, rows.loc[ranked], pairs, rows, over_budgets)
+
+
+def _add_ranks(rows: pd.DataFrame, ranked: Sequence[Any], pairs: Pairs) -> None:
+    """Write the ranks of the rows that `pairs` compares, as numbers and as text."""
+    ends = pairs.ranks()
+    rows.loc[ranked, list(RANK_ENDS)] = ends
+    rows.loc[ranked, "rank"] = [rank_text(low, high) for low, high in ends]
 
 
 def _in_order(rows: pd.DataFrame, keys: Mapping[str, Any]) -> pd.DataFrame:
@@ -409,11 +417,19 @@ def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
 
     A `random_inside` row with the same blocks is preferred to one with other blocks and the same amount.
     """
-    budgets, places = rows["budget"].tolist(), dict[str, int]()
-    for i in reversed(np.flatnonzero(rows["strategy"] == RANDOM).tolist()):
-        places |= {budgets[i]: i, amount_of(budgets[i]): i}
-    counterparts = [places.get(budget, places.get(amount_of(budget))) for budget in budgets]
-    return {i: j for i, j in enumerate(counterparts) if j is not None}
+    budgets = rows["budget"].tolist()
+    amounts = list(rows[AMOUNT].itertuples(index=False, name=None))
+    with_budget: dict[str, int] = {}
+    with_amount: dict[tuple[str, ...], int] = {}
+    for place in np.flatnonzero(rows["strategy"] == RANDOM).tolist():
+        with_budget.setdefault(budgets[place], place)
+        with_amount.setdefault(amounts[place], place)
+    places = {}
+    for place, (budget, amount) in enumerate(zip(budgets, amounts, strict=True)):
+        counterpart = with_budget.get(budget, with_amount.get(amount))
+        if counterpart is not None:
+            places[place] = counterpart
+    return places
 
 
 def _compare(
@@ -495,7 +511,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
         if name not in unfair and table.loc[name, "kind"] != "oracle":
             ranked.append(place)
     pairs = all_pairs.among(ranked)
-    table.loc[[names[place] for place in ranked], "rank"] = pairs.ranks()
+    _add_ranks(table, [names[place] for place in ranked], pairs)
     rows["kept_accuracy_rank"] = rows["line"].map(table["rank"])
 
     table = _in_order(
@@ -503,7 +519,7 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
         {
             "not dense": table.index != DENSE,
             "oracle": table["kind"] == "oracle",
-            "not ranked": table["rank"] == NOT_RANKED,
+            "not ranked": table["rank_low"].isna(),
             "kept accuracy": -table["kept_accuracy"],
             "name": table.index,
         },
@@ -544,7 +560,7 @@ def _rows_of_curves(
     of_curve = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
     shared = [key for key in (*columns.keys_of(of_curve), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared])
-    table["rank"] = NOT_RANKED
+    table[["rank", *RANK_ENDS]] = NOT_RANKED, math.nan, math.nan
     table["strategy"] = table.index
 
     # A curve has the seeds that all of its compared points have.

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_KEY, Column, over_budget, rank_ends
+from sparsebench.board.columns import BY_KEY, RANK_ENDS, Column, over_budget
 from sparsebench.board.judge import Curves, points_of
 from sparsebench.board.settings import DENSE, about
 from sparsebench.errors import UserError, plain, short_names, unknown
@@ -368,14 +368,14 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     """Return the curves of the strategies that cost less than dense, in the board's order."""
     lines, curves = {}, points_of(rows.dropna(subset="accuracy_delta"))
-    for name, rank in over.rows["rank"].items():
+    for name, *rank in over.rows[list(RANK_ENDS)].itertuples(name=None):
         if name in curves:
             points = curves[name][::-1]
             y, low, high = (
                 100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
                 for key in BY_KEY["accuracy_delta"].keys
             )
-            lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, rank_ends(rank))
+            lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, tuple(rank))
     return lines
 
 

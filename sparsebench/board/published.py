@@ -29,7 +29,7 @@ from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import BY_KEY, BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
 from sparsebench.board.judge import RANDOM, Curves
-from sparsebench.board.settings import DENSE
+from sparsebench.board.settings import DENSE, NO_BADGES
 from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, with_lf, write_whole
@@ -171,7 +171,7 @@ def without_boards(folder: Path) -> list[Path]:
     return [place for place in places if not (place / NAME).is_file() and not (place / MANIFEST).is_file()]
 
 
-def board_files(folder: Path, badges: Mapping[str, str]) -> dict[Path, bytes | None]:
+def board_files(folder: Path, badges: Mapping[str, str] = NO_BADGES) -> dict[Path, bytes | None]:
     """Return the expected contents of a published board's files by path, or None for files that must not exist.
 
     Args:
@@ -338,7 +338,7 @@ def _setting(
     columns.sort(
         key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST) + (column.key in KNOWN)
     )
-    keys = ["at", "gmacs", *(key for column in columns for key in column.keys)]
+    keys = ["at", "gmacs", "strategy_name", *(key for column in columns for key in column.keys)]
     rows = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in rows]
     known = {column.key for column in columns}
     return budgets | {

@@ -18,16 +18,16 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.columns import EVERY
-from sparsebench.errors import few, plain
+from sparsebench.errors import UserError, few, plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records import manifests, reports, store, table
 from sparsebench.records.record import SHIPPED, canonical, numbers_of
 from sparsebench.records.reports import CHECKS, REMARK, UNCHECKED
-from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
+from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, OUTCOMES, PREDICTIONS, WHERE
 from sparsebench.stats.paired import Contender
-from sparsebench.strategy.base import how_of_label
+from sparsebench.strategy.base import reduction_of
 from sparsebench.strategy.spec import label
 from sparsebench.tasks.sources.labels import numbering
 
@@ -73,6 +73,7 @@ ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
 """The track of records without a track."""
+_IDENTITY_WITHOUT_CELL = dict.fromkeys(IDENTITY, "") | {"strategy_params": "{}", "budget_where": "both"}
 LACKING = dict.fromkeys(
     (
         "cell_id",
@@ -121,9 +122,10 @@ SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "fold
 def read(out: Path, metrics: Container[str] | None = METRICS, badges: Mapping[str, str] = NO_BADGES) -> pd.DataFrame:
     """Return the records of a run's folder as a table, with the columns that `describe` adds.
 
-    The table has the plain columns of `table`, outcomes, metrics that tasks declare, and `metrics`. Its attributes
-    DECLARED, MAIN and SUCCESS describe the declared metrics and the suites' boards. Predictions are decoded later, when
-    they are used. Users' folders of pictures and files of weights have their names in place of hashes.
+    The table has the plain columns of `table`, the columns IDENTITY, outcomes, metrics that tasks declare, and
+    `metrics`. Its attributes DECLARED, MAIN and SUCCESS describe the declared metrics and the suites' boards.
+    Predictions are decoded later, when they are used. Users' folders of pictures and files of weights have their names
+    in place of hashes.
 
     Args:
         out: the run's folder.
@@ -137,7 +139,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS, badges: Mapping[st
 
     kinds = manifests.metrics(out)
     declared = {kind.name for kind in kinds}
-    unread = (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
+    unread = {*table.PARTS, table.RANKS, "memory", table.CHECKSUM} - {"cell"}
 
     def wanted(name: str) -> bool:
         if not table.is_metric(name):
@@ -158,6 +160,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS, badges: Mapping[st
             if name not in records and not name.endswith(OF_GROUPS) and wanted(name):
                 empty[name] = math.nan
         records = records.assign(**empty)
+    records = _with_identities(records)
     records = describe(_with_names(records, manifests.file_names(out)), out, badges)
     records.attrs[DECLARED] = [asdict(kind) for kind in kinds]
 
@@ -169,6 +172,25 @@ def read(out: Path, metrics: Container[str] | None = METRICS, badges: Mapping[st
     if success:
         records.attrs[SUCCESS] = success[0]
     return records
+
+
+def _with_identities(records: pd.DataFrame) -> pd.DataFrame:
+    """Return records with the columns IDENTITY in place of their cells."""
+    labels = ["cell", "strategy", "budget", "track"]
+    grouped = records.groupby(labels, observed=True, sort=False, dropna=False)
+    rows = []
+    for cell, strategy, budget, track in grouped.groups:
+        try:
+            rows.append(table.identity_of(cell, strategy, track))
+        except (ValueError, UserError):  # the file was not written by sparsebench
+            rows.append(_IDENTITY_WITHOUT_CELL | {"strategy_name": strategy, "budget_value": budget})
+    return _with_columns(records.drop(columns="cell"), grouped, pd.DataFrame(rows, columns=list(IDENTITY)))
+
+
+def _with_columns(records: pd.DataFrame, grouped: Any, columns: pd.DataFrame) -> pd.DataFrame:
+    """Return records with columns that have one row for each group of the records."""
+    number = grouped.ngroup()
+    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in columns.items()})
 
 
 def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
@@ -198,17 +220,18 @@ def describe(records: pd.DataFrame, out: Path, badges: Mapping[str, str] = NO_BA
         badges: badges of submitted strategies, by name; the folder itself cannot say them.
     """
     check_reports, strategies = reports.read(out), manifests.strategies(out)
-    grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
-    notes = []
-    for strategy, revision in grouped.groups:
-        name = strategy.partition("(")[0]
+    columns = ["strategy", "strategy_name", "strategy_params", "revision"]
+    grouped = records.groupby(columns, observed=True, sort=False)
+    rows = []
+    for strategy, name, params, revision in grouped.groups:
+        checks, remark = reports.badge_of(check_reports, strategy, revision)
+        row = {CHECKS: checks, REMARK: remark, "trained": "", "badge": badges.get(name, ""), "how": ""}
         entry = strategies.get((name, revision))
-        trained = "" if entry is None else "yes" if entry.trained else "no"
-        disposals = "" if entry is None else how_of_label(entry.how, strategy)
-        checked = reports.badge_of(check_reports, strategy, revision)
-        notes.append((*checked, trained, badges.get(name, ""), plain(disposals)))
-    number, words = grouped.ngroup(), pd.DataFrame(notes, columns=[CHECKS, REMARK, "trained", "badge", "how"])
-    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in words.items()})
+        if entry is not None:
+            row["trained"] = "yes" if entry.trained else "no"
+            row["how"] = plain(reduction_of(entry.how, json.loads(params)))
+        rows.append(row)
+    return _with_columns(records, grouped, pd.DataFrame(rows))
 
 
 def frame_of(records: Flats) -> pd.DataFrame:
@@ -216,6 +239,8 @@ def frame_of(records: Flats) -> pd.DataFrame:
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
+    if "cell" in frame:
+        frame = _with_identities(frame)
     names = [*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame))]
     numbers = frame.reindex(columns=list(dict.fromkeys(names)))
     if (success := frame.attrs.get(SUCCESS)) in frame:
@@ -223,7 +248,7 @@ def frame_of(records: Flats) -> pd.DataFrame:
     numbers = numbers.astype(float)
     numbers[["success", "success_loss"]] = numbers[["success", "success_loss"]].clip(0, 1)
     lacking = {name: value for name, value in LACKING.items() if name not in frame}
-    frame = frame.assign(**lacking, **numbers)
+    frame = _with_labels_as_identities(frame.assign(**lacking, **numbers))
     frame = frame.sort_values(ORDER, kind="stable", ignore_index=True)
     tested = frame["network"].astype(str)
     number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
@@ -234,17 +259,24 @@ def frame_of(records: Flats) -> pd.DataFrame:
     return frame
 
 
+def _with_labels_as_identities(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose rows all have the columns IDENTITY. Labels take their place in rows without cells."""
+    defaults = _IDENTITY_WITHOUT_CELL | {"strategy_name": frame["strategy"], "budget_value": frame["budget"]}
+    columns = {}
+    for name, default in defaults.items():
+        if name not in frame:
+            columns[name] = default
+        elif frame[name].isna().any():
+            columns[name] = frame[name].astype(object).where(frame[name].notna(), default)
+    return frame.assign(**columns)
+
+
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
     """Return the metrics whose columns are means or medians over seeds: some of SHOWN, and those that tasks declare."""
     columns = {column.key for column in EVERY}
     declared = [MetricKind(**fields) for fields in frame.attrs.get(DECLARED, ())]
     shown = (kind for kind in SHOWN if kind.name not in columns)
     return [*shown, *(kind for kind in declared if kind.over_seeds != "none")]
-
-
-def besides_share(budget: str, share: float) -> str:
-    """Return the label of a budget without its share of dense MACs."""
-    return budget.removeprefix(f"macs {share:g}").lstrip(", ")
 
 
 def dense_of(records: pd.DataFrame) -> pd.DataFrame:
@@ -329,9 +361,10 @@ class Setting:
         track: see `cell.Track`; strategies of different tracks are never ranked together.
         measured: the records with status ok.
         others: the other records.
-        every: a row for each entry of all settings: strategy, kind and budget; `asked`, the requested share of dense
-            MACs; and `line`, the curve over budgets that has the entry as a point: strategy, kind, and the rest of the
-            budget's label. `line` is None for dense, and for a budget that is not a share of dense MACs.
+        every: a row for each entry of all settings: strategy, kind and budget, with the columns IDENTITY; `asked`, the
+            requested share of dense MACs; `form`, the label of the budget without this share; and `line`, the curve
+            over budgets that has the entry as a point: strategy, kind and form. `line` is None for dense, and for a
+            budget that is not a share of dense MACs.
     """
 
     source: str
@@ -658,13 +691,22 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
 
 def _entries(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each entry of the records, see `Setting.every`."""
-    first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
-    entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
-    lines = []
-    for strategy, kind, budget, share in entries.itertuples(index=False):
-        is_point = strategy != DENSE and share < 1
-        lines.append((strategy, kind, besides_share(budget, share)) if is_point else None)
-    return entries.assign(line=pd.Series(lines, entries.index, dtype=object))
+    names = [*KEY, *IDENTITY]
+    first = frame[["entry", *names, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
+    entries = first[names].astype(object).assign(asked=first["macs_ratio_asked"])
+    forms, lines = [], []
+    for entry in entries.itertuples(index=False):
+        form = entry.budget
+        if not math.isnan(entry.asked):
+            words = [word for word in (entry.budget_rounding, entry.budget_places) if word]
+            form = (" ".join(words) + WHERE[entry.budget_where]).removeprefix(", ")
+        is_point = entry.strategy != DENSE and entry.asked < 1
+        forms.append(form)
+        lines.append((entry.strategy, entry.kind, form) if is_point else None)
+    as_objects = {"form": forms, "line": lines}
+    return entries.assign(
+        **{name: pd.Series(values, entries.index, dtype=object) for name, values in as_objects.items()}
+    )
 
 
 def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

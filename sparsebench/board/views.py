@@ -23,10 +23,11 @@ from sparsebench.board.columns import (
     dicts,
     keys_of,
     over_budget,
+    rank_text,
     text_of,
 )
 from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
-from sparsebench.board.settings import DENSE, SEED, Setting, about, besides_share, items_of, over_seeds, speed_ups
+from sparsebench.board.settings import DENSE, SEED, Setting, about, items_of, over_seeds, speed_ups
 from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.records.table import ITEMS
@@ -408,7 +409,7 @@ def _at_equal_cost(ranking: Ranking) -> pd.DataFrame:
             groups.append([place])
     parts = [ranking.rows[:0].assign(matched="")]
     for places in (group for group in groups if len(group) > 1):
-        ranks = ranking.pairs.among(places).ranks()
+        ranks = _texts_of_ranks(ranking.pairs.among(places))
         label = f"at {np.mean(costs[places]):.2f} of dense MACs"
         parts.append(ranking.rows.iloc[places].assign(matched=label, rank=ranks))
     rows = pd.concat(parts)
@@ -489,8 +490,12 @@ def _ranks_of_budgets(ranking: Ranking, on_all: np.ndarray) -> pd.Series:
     ranks = pd.Series("", ranking.rows.index)
     budgets = ranking.rows["budget"].where(on_all)
     for places in ranking.rows.groupby(budgets).indices.values():
-        ranks.iloc[places] = ranking.pairs.among(places).ranks()
+        ranks.iloc[places] = _texts_of_ranks(ranking.pairs.among(places))
     return ranks.mask(ranking.rows["strategy"] == DENSE, "")
+
+
+def _texts_of_ranks(pairs: paired.Pairs) -> list[str]:
+    return [rank_text(low, high) for low, high in pairs.ranks()]
 
 
 def _rank_correlations(rows: pd.DataFrame, names: Sequence[str]) -> str:
@@ -685,8 +690,8 @@ def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
     shares = setting.entries.loc[rows.index, "asked"]
     other_budgets = rows["budget"].mask(is_dense, DENSE)
     groups = shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, other_budgets)
-    besides = pd.Series(map(besides_share, rows["budget"], shares), rows.index, dtype=object)
-    rows["method"] = rows["strategy"].where(besides == "", rows["strategy"] + ", " + besides)
+    forms = setting.entries.loc[rows.index, "form"]
+    rows["method"] = rows["strategy"].where(forms == "", rows["strategy"] + ", " + forms)
     # Dense, then the groups by falling cost, each with its most accurate row first.
     order = pd.DataFrame(
         {

@@ -14,10 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of, shortage
 from sparsebench.measure.metrics import kind_of
-from sparsebench.records.record import NETWORK, SCHEMA, Cell, Head, Origin, Record, canonical
+from sparsebench.records.record import NETWORK, SCHEMA, Cell, Head, Origin, Part, Record, Where, canonical
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import is_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,6 +111,16 @@ LONG = 1000
 """Maximum number of characters of a text in a row, except for a setting, which is JSON."""
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
 """Suffix of a budget's text: where the budget applies. The frozen track needs none: it is always the test."""
+IDENTITY = (
+    "strategy_name",
+    "strategy_params",
+    "budget_amount",
+    "budget_value",
+    "budget_rounding",
+    "budget_places",
+    "budget_where",
+)
+"""Columns with the parts of the labels `strategy` and `budget`, see `identity_of`. Files have them in `cell`."""
 
 
 def setting_text(cell: Cell) -> str:
@@ -163,6 +177,54 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         row[name] = metric.value
         row |= {f"{name}.{end}": x for end in ("low", "high") if (x := getattr(metric, end)) is not None}
     return row
+
+
+def identity_of(cell: str, strategy: str, track: str) -> Row:
+    """Return the parts that the labels of a row's strategy and budget are made of, as the columns IDENTITY.
+
+    `strategy_params` is JSON of the parameters that differ from their defaults, which are those in the label. The
+    amount, value, rounding and places of a budget are those of `Budget`. `budget_where` is a key of WHERE.
+
+    Args:
+        cell: the row's cell as JSON.
+        strategy: the label of its strategy.
+        track: its track.
+
+    Raises:
+        ValueError: the cell is not valid.
+    """
+    parts = _LabelParts.model_validate_json(cell)
+    params = {plain(key): _plain(value) for key, value in parts.strategy.params.items()}
+    changed = {key: value for key, value in params.items() if is_named(strategy, key, value)}
+    budget = parts.budget
+    return {
+        "strategy_name": plain(parts.strategy.name, LONG),
+        "strategy_params": canonical(changed),
+        "budget_amount": budget.amount,
+        "budget_value": plain(budget.value, LONG),
+        "budget_rounding": budget.rounding,
+        "budget_places": budget.places,
+        "budget_where": "both" if track == "frozen" else parts.where,
+    }
+
+
+class _LabelParts(BaseModel):
+    """The fields of a cell that labels are made of."""
+
+    strategy: Part
+    budget: Budget
+    where: Where = "both"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON with all texts escaped, see `plain`."""
+    if isinstance(value, str):
+        return plain(value, LONG)
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {plain(key): _plain(part) for key, part in value.items()}
+    return value
 
 
 def table_of(pairs: Iterable[tuple[Record, int]]) -> pa.Table:

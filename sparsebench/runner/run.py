@@ -31,7 +31,7 @@ from sparsebench.runner import devices, progress
 from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
 from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
-from sparsebench.strategy.base import how_of
+from sparsebench.strategy.base import default_reduction
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.sources.cache import decode, telling
 from sparsebench.tasks.sources.files import known_contents
@@ -248,7 +248,7 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
                     adaptive=cls.adaptive,
                     citation=cls.citation,
                     bibtex=cls.bibtex,
-                    how=how_of(cls),
+                    how=default_reduction(cls),
                     file=file,
                     source=source,
                     data=data,

@@ -119,14 +119,14 @@ class Pairs:
         with np.errstate(invalid="ignore"):
             return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
 
-    def ranks(self) -> list[str]:
-        """Return the possible ranks of each contender: after all significantly better ones, before all worse ones.
-
-        A range of ranks is written as "3-9".
+    def ranks(self) -> np.ndarray:
+        """Return (R, 2) integers: each contender's first possible rank, after all that are significantly better, and
+        its last, before all that are worse.
         """
         better = self.better()
-        first, last = 1 + better.sum(axis=0), len(better) - better.sum(axis=1)
-        return [f"{low}-{high}" if low < high else f"{low}" for low, high in zip(first, last, strict=True)]
+        first = 1 + better.sum(axis=0)
+        last = len(better) - better.sum(axis=1)
+        return np.stack([first, last], axis=1)
 
     def least(self) -> float:
         """Return the difference that would be significant in 4 of 5 pairs, in addition to the significant pairs.

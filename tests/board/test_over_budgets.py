@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flats import Flat, build, of_items
+from flats import Flat, build, in_blocks, of_items
 
 from sparsebench.board import columns
 from sparsebench.board.board import notes_on
@@ -135,7 +135,7 @@ def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
 
 def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_named() -> None:
     inside = records("good", dict.fromkeys(BUDGETS, 0.8))
-    inside = [r | {"budget": f"{r['budget']} @0,1", "cell_id": f"{r['cell_id']} @"} for r in inside]
+    inside = [r | in_blocks(r["macs_ratio_asked"], 0, 1) | {"cell_id": f"{r['cell_id']} @"} for r in inside]
     rates = [r | {"budget": "keep 0.5 power-floor", "macs_ratio_asked": None, "cell_id": f"k {r['cell_id']}"}
              for r in records("steep", {0.6: 0.5})]  # fmt: skip
     judged = judge([*WORLD, *inside, *rates])

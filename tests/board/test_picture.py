@@ -40,10 +40,11 @@ def board(
                 "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
 
     points_of = [point("dense", 1.0, 1.0, 0.0)]
-    rows = [{"strategy": "dense", "kind": "baseline", "rank": "not ranked", "accuracy": 0.9}]
+    rows = [{"strategy": "dense", "kind": "baseline", "accuracy": 0.9}]
     for place, (name, points) in enumerate(losses.items(), 1):
-        rank = "not ranked" if name == "oracle" else f"1-{last}" if place <= last else str(place)
-        rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), "rank": rank})
+        low, high = (1, last) if place <= last else (place, place)
+        ranks = {} if name == "oracle" else {"rank_low": low, "rank_high": high}
+        rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), **ranks})
         times = (spent or {}).get(name, 1.0)
         points_of += [point(name, b, b * times, less) for b, less in zip(BUDGETS, points, strict=False)]
     table = pd.DataFrame(rows).set_index("strategy", drop=False)
