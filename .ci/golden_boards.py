@@ -16,10 +16,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from sparsebench.board import picture, views
-from sparsebench.board.board import Board, notes_on
+from sparsebench.board.board import Board
+from sparsebench.board.comparison import about
 from sparsebench.board.judge import Leaderboard, judge
+from sparsebench.board.notes import notes_on
 from sparsebench.board.published import data_of
-from sparsebench.board.settings import about, frame_of, read
+from sparsebench.board.reading import frame_of, read
 from sparsebench.board.tables import Choice, render
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,8 +58,8 @@ def shown() -> Iterator[tuple[str, str]]:
         "broken": picture.draw(Board(judged, by_task)),
     }  # fmt: skip
     yield "pictures.json", lines_of([{"picture": name, **artists_of(figure)} for name, figure in drawn.items()])
-    settings = "".join(f"{setting.title}: {about(setting)}\n" for setting in judged.settings)
-    sets = [ranking for ranking in by_task.rankings if ranking.setting.source == "composite"]
+    comparisons = "".join(f"{comparison.title}: {about(comparison)}\n" for comparison in judged.comparisons)
+    sets = [ranking for ranking in by_task.rankings if ranking.comparison.source == "composite"]
     reports = {
         "all": render(views.report(judged, notes_on(broken, judged)), "table", Choice(width=120)),
         "by task": render(views.report(by_task, whole=False), "table"),
@@ -65,7 +67,7 @@ def shown() -> Iterator[tuple[str, str]]:
         "matched": render(views.matched(by_task.rankings), "table"),
         "shifts": render(views.shifts(sets), "md", Choice(width=40)),  # md ignores the width
         "paper": render(views.paper(by_task.rankings), "latex"),
-        "settings": settings,
+        "settings": comparisons,
     }
     yield "broken.txt", "\n".join(f"== {name}\n\n{text}" for name, text in reports.items())
 

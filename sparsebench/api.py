@@ -50,8 +50,8 @@ def run(
         KeyboardInterrupt: Ctrl-C. The first waits for the running cells, the second stops them. Finished cells are
             kept.
     """
-    from sparsebench.board.board import below_chance
     from sparsebench.board.columns import frame
+    from sparsebench.board.notes import below_chance
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
@@ -163,7 +163,7 @@ def execute(
         import_module(name)
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
-    from sparsebench.board.settings import frame_of, read
+    from sparsebench.board.reading import frame_of, read
     from sparsebench.publish.submission import badges
 
     plan = runs.run(request, files, execution, Registry(), out, callbacks)
@@ -198,7 +198,7 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: the folder has no records.
     """
-    from sparsebench.board.settings import read
+    from sparsebench.board.reading import read
     from sparsebench.publish.submission import badges
 
     folder = Path(path)

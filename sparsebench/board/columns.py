@@ -282,7 +282,7 @@ COLUMNS = tuple(column for column in EVERY[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""
 
 
-SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
+FORMAT_OF_UNIT: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
 
 
 def column_of(kind: MetricKind) -> Column:
@@ -290,7 +290,7 @@ def column_of(kind: MetricKind) -> Column:
     return Column(
         kind.name,
         kind.heading,
-        SHOWN.get(kind.unit, "ratio"),
+        FORMAT_OF_UNIT.get(kind.unit, "ratio"),
         f"{kind.what}, in {kind.unit}",
         part=kind.name,
         falling=kind.more_is_better is not False,

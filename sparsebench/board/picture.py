@@ -15,8 +15,9 @@ import pandas as pd
 
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, RANK_ENDS, Column, over_budget
-from sparsebench.board.judge import Curves, points_of
-from sparsebench.board.settings import DENSE, about
+from sparsebench.board.comparison import about
+from sparsebench.board.over_budgets import Curves, points_of
+from sparsebench.board.reading import DENSE
 from sparsebench.errors import UserError, plain, short_names, unknown
 from sparsebench.stats import style
 
@@ -49,7 +50,7 @@ LOOKS = {
     "random_inside": style.Series(style.DARK, (0, (1, 1)), ""),
     "random": style.Series(style.DARK, (0, (1, 2.2)), ""),
 }
-NAMED = 6
+NAMED_BY_DEFAULT = 6
 """Number of strategies that are named unless the user chooses them."""
 MOST_NAMED = 24
 """Number of strategies that colours and dashes can distinguish."""
@@ -60,7 +61,7 @@ BELOW = 4
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
 TICKS = (0, *(sign * tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) for sign in (1, -1)))
-KINDS = {
+LOOK_OF_KIND = {
     "deployable": ("strategy", style.COLOURS[0], "o"),
     "baseline": ("baseline", style.DARK, "s"),
     "oracle": ("oracle (knows the relevant tokens)", style.COLOURS[3], "^"),
@@ -102,8 +103,8 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
         raise UserError("the board has no results of this quantity", got=quantity, allowed=quantities(board))
     column = BY_KEY[COLUMN[quantity]]
     rows = board.judged.rows
-    setting = board.judged.parts.get(column.part)
-    words = "" if setting is None else about(setting)
+    comparison = board.judged.parts.get(column.part)
+    words = "" if comparison is None else about(comparison)
     ranking = board.judged.over_budgets
     if ranking is not None and ranking.curves is not None:
         if quantity == ACCURACY:
@@ -224,11 +225,11 @@ def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[st
     accuracies = accuracies.reindex([name for name in lines if name in ranked])
     most_accurate = accuracies.reindex(columns=sorted(over.budgets)).dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
-    best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
+    best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED_BY_DEFAULT]
     limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
     best = [name for name in best if not lines[name].rank[0] > limit]
     theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "line"])
-    best += [name for name in over.rows.index if name in theirs][:NAMED]
+    best += [name for name in over.rows.index if name in theirs][:NAMED_BY_DEFAULT]
     return [name for name in lines if name in best]
 
 
@@ -315,7 +316,7 @@ def _add_dots(axis: Axes, values: pd.DataFrame) -> None:
 
     places = np.arange(len(values))
     kind = values["kind"].mask(values["strategy"] == DENSE, DENSE).to_numpy()
-    for name, (words, color, marker) in {**KINDS, DENSE: (DENSE, style.BLACK, "D")}.items():
+    for name, (words, color, marker) in {**LOOK_OF_KIND, DENSE: (DENSE, style.BLACK, "D")}.items():
         drawn = (kind == name) & reached
         if drawn.any():
             axis.hlines(places[drawn], low[drawn], high[drawn], color=color, linewidth=1)

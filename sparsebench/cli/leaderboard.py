@@ -16,8 +16,8 @@ from sparsebench.files import write_whole
 from sparsebench.stats import style
 
 HTML, BIBTEX = "html", "bibtex"
-SHOWN = 5
-"""Maximum number of cells of a board that --check names."""
+MOST_CONTRADICTIONS = 5
+"""Largest number of contradictions of a board that --check prints."""
 
 
 @click.command()
@@ -166,10 +166,10 @@ def _compare_or_write(folder: Path, write: bool) -> int:
         click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records")
         wrong += bool(names) and not write
         conflicts = [] if write else list(contradictions(board))
-        for text in conflicts[:SHOWN]:
+        for text in conflicts[:MOST_CONTRADICTIONS]:
             click.echo(f"{board}: {text}")
-        if len(conflicts) > SHOWN:
-            click.echo(f"{board}: and {len(conflicts) - SHOWN} more contradictions")
+        if len(conflicts) > MOST_CONTRADICTIONS:
+            click.echo(f"{board}: and {len(conflicts) - MOST_CONTRADICTIONS} more contradictions")
         contradicted += bool(conflicts)
     if contradicted:
         click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
@@ -197,9 +197,10 @@ def _text(
     technical: bool,
 ) -> str:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, machines, notes_on, unequal
+    from sparsebench.board.board import bibtex
     from sparsebench.board.judge import judge
-    from sparsebench.board.settings import frame_of, read
+    from sparsebench.board.notes import machines, notes_on, unequal
+    from sparsebench.board.reading import frame_of, read
     from sparsebench.board.tables import render
     from sparsebench.publish.submission import badges
 
@@ -217,7 +218,7 @@ def _text(
         return render(views.only(compared, strategies) if strategies else compared, form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # formats that hold only a table
-        for line in (*unequal(result.settings, folder), *machines(records)):
+        for line in (*unequal(result.comparisons, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, result, folder, technical=technical or form != "table")

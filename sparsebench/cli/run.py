@@ -66,7 +66,7 @@ def run(
         return
     with Progress(out) as progress:
         board, finished = execute(request, files, execution, out, progress)
-    from sparsebench.board.board import below_chance, notes_on
+    from sparsebench.board.notes import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 

@@ -56,7 +56,7 @@ MEANINGS: dict[Badge, str] = {
 }
 ALONE = "a submission has no plugin but the strategy's"
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
-SHOWN = 5
+MOST_REASONS = 5
 """Maximum number of reasons in a verdict."""
 TOLERANCE = 1e-12
 """Relative and absolute tolerance. Other builds sum in another order, with errors of log2(n) 2^-53 (Higham 1993)."""
@@ -135,8 +135,8 @@ class Verdict:
 
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Store the reasons why the submission is wrong; without any, set the badge."""
-        more = [f"and {len(why) - SHOWN} more"] if len(why) > SHOWN else []
-        self.why, self.wrong, self.badge = [*why[:SHOWN], *more], bool(why), self.badge if why else badge
+        more = [f"and {len(why) - MOST_REASONS} more"] if len(why) > MOST_REASONS else []
+        self.why, self.wrong, self.badge = [*why[:MOST_REASONS], *more], bool(why), self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:

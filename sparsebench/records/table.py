@@ -42,14 +42,14 @@ CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
 """Columns that determine which of several records of a cell counts, see `store.counting`."""
 HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
 """Columns from which a `Head` is made."""
-SAME = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
-ORIGIN = tuple(Origin.model_fields)
-"""Columns that are fields of a record (SAME) and of its origin (ORIGIN)."""
+OF_RECORD = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
+OF_ORIGIN = tuple(Origin.model_fields)
+"""Columns that are fields of a record (OF_RECORD) and of its origin (OF_ORIGIN)."""
 ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS: "predicted", RANKS: "rank"}
 """Columns of bytes, and their fields of `Outcomes`."""
 PARTS = ("cell", "init", "metrics", "trajectory", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `row_of`. Values and intervals of metrics have their own columns."""
-KINDS = {
+TYPE_OF_COLUMN = {
     **dict.fromkeys(
         (
             "cell_id",
@@ -82,11 +82,11 @@ KINDS = {
     **dict.fromkeys(PARTS, "string"),
 }
 """The columns of every table, and their types. All other columns are numbers: metrics and the ends of intervals."""
-FIXED = frozenset({*KINDS, "checks", "checks_remark"})
+FIXED = frozenset({*TYPE_OF_COLUMN, "checks", "checks_remark"})
 """Columns that do not belong to a metric."""
 DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
 """Columns whose values mostly differ between rows."""
-SHARED = tuple(name for name, kind in KINDS.items() if kind in ("string", "binary") and name not in DIFFERENT)
+SHARED = tuple(name for name, kind in TYPE_OF_COLUMN.items() if kind in ("string", "binary") and name not in DIFFERENT)
 """Columns that are dictionary-encoded: each distinct value is stored once."""
 ORDER = (
     "setting",
@@ -159,8 +159,8 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         "cost_model": record.notes.get("cost_model", ""),
         ITEMS: outcomes.n if outcomes else 0,
         CHECKSUM: checksum,
-        **{name: getattr(record, name) for name in SAME},
-        **{name: getattr(record.origin, name) for name in ORIGIN},
+        **{name: getattr(record, name) for name in OF_RECORD},
+        **{name: getattr(record.origin, name) for name in OF_ORIGIN},
     }
     row: Row = {name: plain(x, LONG) if type(x) is str else x for name, x in about.items()}
     metrics = {name: metric for key, metric in record.metrics.items() if is_metric(name := plain(key))}
@@ -240,7 +240,7 @@ def _types() -> dict[str, pa.DataType]:
     """Return the types of the columns of every table."""
     import pyarrow as pa
 
-    types = {name: pa.type_for_alias(kind) for name, kind in KINDS.items()}
+    types = {name: pa.type_for_alias(kind) for name, kind in TYPE_OF_COLUMN.items()}
     return types | {name: pa.dictionary(pa.int32(), types[name]) for name in SHARED}
 
 
@@ -264,15 +264,15 @@ def in_order(table: pa.Table) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    keys = {name: table[name].cast(KINDS[name]) for name in ORDER}
+    keys = {name: table[name].cast(TYPE_OF_COLUMN[name]) for name in ORDER}
     keys["init"] = keys["init"].fill_null("")  # rows without init come first
     order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in ORDER])
     metrics = sorted(n for n in table.column_names if is_metric(n) and table[n].null_count < len(table))
-    table = table.select([*KINDS, *metrics]).take(order)
+    table = table.select([*TYPE_OF_COLUMN, *metrics]).take(order)
     batches = []
     for batch in table.to_batches(max_chunksize=BATCH):
         columns = {name: batch[name] for name in batch.schema.names}
-        columns |= {name: columns[name].cast(KINDS[name]).dictionary_encode() for name in SHARED}
+        columns |= {name: columns[name].cast(TYPE_OF_COLUMN[name]).dictionary_encode() for name in SHARED}
         batches.append(pa.record_batch(columns))
     return pa.Table.from_batches(batches, table.schema).unify_dictionaries().combine_chunks()
 
@@ -298,7 +298,7 @@ def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
             compression_level=LEVEL,
             row_group_size=BATCH,
             write_statistics=False,
-            use_dictionary=[name for name in KINDS if name not in DIFFERENT],
+            use_dictionary=[name for name in TYPE_OF_COLUMN if name not in DIFFERENT],
             dictionary_pagesize_limit=2**30,
             data_page_size=2**24,
             write_page_checksum=True,
@@ -362,13 +362,13 @@ def heads_of(table: pa.Table) -> Iterator[Head]:
     """Yield the heads of the rows of a table with the columns HEAD. Equal notes and origins share one object."""
     notes_of = lru_cache(maxsize=None)(lambda text: json.loads(text or "{}"))
     for row in rows_of(table):
-        row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, ORIGIN))}
+        row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, OF_ORIGIN))}
         yield Head(**{name: row[name] for name in Head._fields})
 
 
 @lru_cache(maxsize=1000)
 def _origin(*values: Any) -> Origin:
-    return Origin.model_construct(**dict(zip(ORIGIN, values, strict=True)))
+    return Origin.model_construct(**dict(zip(OF_ORIGIN, values, strict=True)))
 
 
 _init = lru_cache(maxsize=1000)(Cell.model_validate_json)
@@ -395,13 +395,13 @@ def record_of(row: Row) -> Record:
     outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
     return Record.model_validate(
         parts
-        | {name: row[name] for name in SAME}
+        | {name: row[name] for name in OF_RECORD}
         | {
             "cell": cell,
             "label": row["strategy"],
             "metrics": metrics,
             "outcomes": outcomes,
-            "origin": _origin(*map(row.get, ORIGIN)),
+            "origin": _origin(*map(row.get, OF_ORIGIN)),
         }
     )
 

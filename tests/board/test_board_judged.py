@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flats import WHOLE, Flat, budgeted, build, drawn, flat, in_blocks, row_of, seeded, with_outcomes
 
-from sparsebench.board.board import machines, notes_on
 from sparsebench.board.columns import Row
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import frame_of
+from sparsebench.board.notes import machines, notes_on
+from sparsebench.board.reading import frame_of
 from sparsebench.records.record import bytes_of
 from sparsebench.strategy.budget import Budget
 

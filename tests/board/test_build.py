@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flats import WHOLE, Flat, build, called, flat, gaps, row_of, seeded, trials
 
-from sparsebench.board.board import failures, notes_on
 from sparsebench.board.columns import dicts, keys_of
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import frame_of
+from sparsebench.board.notes import failures, notes_on
+from sparsebench.board.reading import frame_of
 from sparsebench.errors import UserError
 from sparsebench.records.record import canonical
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sparsebench
-from sparsebench.board import settings
+from sparsebench.board import reading
 from sparsebench.board.board import gather
 from sparsebench.board.published import page as render
 from sparsebench.cli import main
@@ -83,8 +83,8 @@ def test_boards_have_a_column_of_a_metric_of_sparsebench_that_is_taken_over_seed
     finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = replace(kind_of("epochs"), over_seeds="mean")
-    monkeypatch.setattr(settings, "SHOWN", (*settings.SHOWN, kind))
-    monkeypatch.setattr(settings, "METRICS", (*settings.METRICS, kind.name))
+    monkeypatch.setattr(reading, "WITH_COLUMN", (*reading.WITH_COLUMN, kind))
+    monkeypatch.setattr(reading, "METRICS", (*reading.METRICS, kind.name))
     assert set(sparsebench.leaderboard(finished[0])["epochs"]) == {1.0}
 
 

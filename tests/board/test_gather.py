@@ -12,9 +12,11 @@ import pytest
 from flats import Flat, build, called, filled, flat, rows_in
 
 from sparsebench.board import board as boards
-from sparsebench.board.board import PNG, Board, board_of, gather, notes_on
+from sparsebench.board.board import PNG, Board, board_of, gather
 from sparsebench.board.columns import dicts
-from sparsebench.board.settings import MAIN, SUCCESS, about, describe, frame_of, read, settings_of
+from sparsebench.board.comparison import about, comparisons_of
+from sparsebench.board.notes import notes_on
+from sparsebench.board.reading import MAIN, SUCCESS, describe, frame_of, read
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Part
 from sparsebench.strategy.budget import Budget
@@ -167,5 +169,5 @@ def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(t
 
 def test_parameters_that_are_no_numbers_leave_a_board_without_pixels() -> None:
     setting = '[{"name":"t","params":{"canvas":"x"}},{"name":"vit","params":{"patch":0}}]'
-    (setting_without_pixels,) = settings_of(frame_of([record("dense", setting=setting)]))
+    (setting_without_pixels,) = comparisons_of(frame_of([record("dense", setting=setting)]))
     assert "pixels" not in about(setting_without_pixels)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from flats import Flat, build, called, of_items
 
-from sparsebench.board.board import notes_on
-from sparsebench.board.judge import Curves, judge
+from sparsebench.board.judge import judge
+from sparsebench.board.notes import notes_on
+from sparsebench.board.over_budgets import Curves
 from sparsebench.records import manifests, store
 
 BUDGETS = (0.8, 0.5, 0.3)

@@ -12,10 +12,11 @@ import pytest
 from flats import Flat, build, in_blocks, of_items
 
 from sparsebench.board import columns
-from sparsebench.board.board import notes_on
 from sparsebench.board.columns import Row, dicts, keys_of
-from sparsebench.board.judge import Curves, Leaderboard, judge
-from sparsebench.board.settings import DECLARED
+from sparsebench.board.judge import Leaderboard, judge
+from sparsebench.board.notes import notes_on
+from sparsebench.board.over_budgets import Curves
+from sparsebench.board.reading import DECLARED
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.board.views import best, report
 from sparsebench.measure.metrics import MetricKind
@@ -149,13 +150,13 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     mixed = [*(r | {"track": "scratch"} for r in WORLD), *frozen]
     judged = judge(mixed)
     assert (
-        judged.rankings[0].setting.track == "scratch" and len(over(judged).rows) == 5
+        judged.rankings[0].comparison.track == "scratch" and len(over(judged).rows) == 5
     )  # the one with the most records
     alone = over(judge(WORLD)).rows  # without differences the task has only its name
     assert dicts(over(judged).rows.drop(columns="task")) == dicts(alone.drop(columns="task"))
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
-    assert {(ranking.task, ranking.setting.track) for ranking in by_task.rankings} == {
+    assert {(ranking.task, ranking.comparison.track) for ranking in by_task.rankings} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
     assert set(by_task.rows["track"]) == {"frozen", "scratch"}

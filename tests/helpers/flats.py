@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sparsebench.board.columns import Row, dicts
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import Flats
+from sparsebench.board.reading import Flats
 from sparsebench.records import store, table
 from sparsebench.records.record import Record, bytes_of
 from sparsebench.strategy.budget import Budget

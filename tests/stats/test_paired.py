@@ -9,14 +9,14 @@ from loops import rule_by_loops
 from scipy import stats
 from scipy.special import expit
 
-from sparsebench.stats.paired import Contender, compare, detectable, holm
+from sparsebench.stats.paired import Results, compare, detectable, holm
 
 RNG = np.random.default_rng
 
 
-def contender(hits: np.ndarray, *, shared: bool = False, first: int = 0) -> Contender:
+def contender(hits: np.ndarray, *, shared: bool = False, first: int = 0) -> Results:
     """Return a contender from (S, I) booleans."""
-    return Contender(
+    return Results(
         {first + s: float(row.mean()) for s, row in enumerate(hits)},
         {first + s: ("same" if shared else f"items {first + s}", row) for s, row in enumerate(hits)},
     )
@@ -70,7 +70,7 @@ def test_only_seeds_that_both_have_are_compared_and_other_items_are_not_paired()
     result = compare([contender(hits[0]), contender(hits[1], first=2)])
     each = hits[0].mean(axis=1)[2:] - hits[1].mean(axis=1)[:2]
     assert result.mean[0, 1] == pytest.approx(each.mean()) and result.n_seeds[0, 1] == 2
-    other = Contender(found_means(hits[1]), {s: (f"other {s}", row) for s, row in enumerate(hits[1])})
+    other = Results(found_means(hits[1]), {s: (f"other {s}", row) for s, row in enumerate(hits[1])})
     result = compare([contender(hits[0]), other])
     assert np.isnan(result.p_items[0, 1]) and not np.isnan(result.p_seeds[0, 1])
     assert result.p[0, 1] == result.p_seeds[0, 1]
@@ -105,7 +105,7 @@ def test_a_contender_with_one_seed_has_no_interval_if_others_have_several() -> N
 
 def test_outlying_contenders_do_not_affect_the_variance_of_others() -> None:
     hits = [contender(row) for row in drawn(7, 3, 200, seed=5)]
-    unsteady = [Contender({0: 0.9, 1: 0.1}, {}), contender(np.arange(2)[:, None] == np.zeros(200))]
+    unsteady = [Results({0: 0.9, 1: 0.1}, {}), contender(np.arange(2)[:, None] == np.zeros(200))]
     alone, beside = compare(hits), compare([*hits, *unsteady], outsiders=[7, 8])
     block = beside.among(range(7))
     for name in ("mean", "half", "p", "error", "overdispersion", "accuracy"):
@@ -218,9 +218,9 @@ def test_the_interval_of_an_accuracy_is_students_where_seeds_differ_more_than_it
     means = hits.mean(axis=1)
     expected = stats.t.interval(0.95, 2, loc=means.mean(), scale=stats.sem(means))
     assert compare([contender(hits)]).accuracy[0].tolist() == pytest.approx(expected)
-    alone = Contender({s: float(x) for s, x in enumerate(means)}, {})
+    alone = Results({s: float(x) for s, x in enumerate(means)}, {})
     assert compare([alone]).accuracy[0].tolist() == pytest.approx(expected)
-    assert np.isnan(compare([Contender({0: 0.3}, {})]).accuracy).all()
+    assert np.isnan(compare([Results({0: 0.3}, {})]).accuracy).all()
 
 
 def test_an_accuracy_of_one_has_an_interval() -> None:
