@@ -23,7 +23,7 @@ from sparsebench.board.tables import ALL, Choice, Report, Table
 from sparsebench.errors import UnsupportedError, UserError, reason_of, unknown
 from sparsebench.measure.cost import Step, VitCost
 from sparsebench.measure.schedule import TokenSchedule, counts_at
-from sparsebench.plan.contenders import comparisons_of, fit_budget
+from sparsebench.plan.contenders import fit_budget, settings_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy, Traits
 from sparsebench.strategy.budget import FULL, Budget, Convention
@@ -247,7 +247,7 @@ def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting 
         if not claim.counts:
             return None, claim.note or "its settings cannot be typed here"
         return _Setting(cost, None, FULL, _places_of(claim, cost)), ""
-    settings = comparisons_of(claim.plugin, registry, [FULL])
+    settings = settings_of(claim.plugin, registry, [FULL])
     if len(settings) != 1:
         raise UserError("plugin has several settings", got=claim.plugin, allowed="one")
     ((strategy, stated),) = settings
@@ -428,7 +428,7 @@ def _add_numbers(table: Table, ranking: Ranking) -> Table:
         fits = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
         if fits and claim.top1 and claim.plugin and claim.weights == "off the shelf":
             with suppress(UserError):  # the strategy is not available
-                strategy, budget = comparisons_of(claim.plugin, registry)[0]
+                strategy, budget = settings_of(claim.plugin, registry)[0]
                 name = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
                 numbers.setdefault((name, budget.label if budget else ""), float(claim.top1) / 100)
     keys = [(row["strategy"], "" if row["strategy"] == "dense" else row["budget"]) for row in table.rows]

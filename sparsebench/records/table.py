@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of, shortage
-from sparsebench.measure.metrics import kind_of
+from sparsebench.measure.metrics import Metric, kind_of
 from sparsebench.records.record import NETWORK, SCHEMA, Cell, Head, Origin, Part, Record, Where, canonical
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import is_named
@@ -142,7 +142,8 @@ def row_of(record: Record, checksum: int = 0) -> Row:
     The JSON of the cell omits `init`, `n_train` and `repetition`, which have their own columns. The JSON of a metric
     has unit, n and method. A metric that has the name of another column is left out.
     """
-    cell, outcomes = record.cell, record.outcomes
+    cell = record.cell
+    outcomes = record.outcomes
     track = cell.track if cell.n_train else "frozen"  # without training samples trained weights are only tested
     about = {
         "reason": record.failure.reason if record.failure else "",
@@ -162,21 +163,36 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         **{name: getattr(record, name) for name in OF_RECORD},
         **{name: getattr(record.origin, name) for name in OF_ORIGIN},
     }
-    row: Row = {name: plain(x, LONG) if type(x) is str else x for name, x in about.items()}
-    metrics = {name: metric for key, metric in record.metrics.items() if is_metric(name := plain(key))}
-    parts = {
+    row: Row = {name: plain(value, LONG) if type(value) is str else value for name, value in about.items()}
+    row["setting"] = setting_text(cell)
+    for name, field in ITEM.items():
+        row[name] = getattr(outcomes, field, b"")
+    metrics = _metrics_with_columns(record)
+    for name, part in _json_parts(record, metrics).items():
+        row[name] = canonical(part) if part else None
+    for name, metric in metrics.items():
+        row[name] = metric.value
+        for end, value in (("low", metric.low), ("high", metric.high)):
+            if value is not None:
+                row[f"{name}.{end}"] = value
+    return row
+
+
+def _metrics_with_columns(record: Record) -> dict[str, Metric]:
+    """Return the metrics of a record whose escaped names are no other columns, by these names."""
+    names = {key: plain(key) for key in record.metrics}
+    return {name: record.metrics[key] for key, name in names.items() if is_metric(name)}
+
+
+def _json_parts(record: Record, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return the contents of the columns PARTS of a record."""
+    cell = record.cell
+    return {
         "cell": cell.model_dump(mode="json", exclude={"init", "n_train", "repetition"}),
         "init": cell.init and cell.init.model_dump(mode="json"),
         "metrics": {name: [metric.unit, metric.n, metric.method] for name, metric in metrics.items()},
         **record.model_dump(mode="json", include={"trajectory", "samples", "notes", "failure"}),
     }
-    row["setting"] = setting_text(cell)
-    row |= {name: getattr(outcomes, field, b"") for name, field in ITEM.items()}
-    row |= {name: canonical(part) if part else None for name, part in parts.items()}
-    for name, metric in metrics.items():
-        row[name] = metric.value
-        row |= {f"{name}.{end}": x for end in ("low", "high") if (x := getattr(metric, end)) is not None}
-    return row
 
 
 def identity_of(cell: str, strategy: str, track: str) -> Row:
