@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparsebench.board import views
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import read
+from sparsebench.board.reading import read
 from sparsebench.board.tables import render
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ from scipy.special import expit
 from tabulate import tabulate
 
 from sparsebench.stats.curves import area, kept_accuracy, weights
-from sparsebench.stats.paired import NOT_SIGNIFICANT, Contender, Pairs, compare, marks
+from sparsebench.stats.paired import NOT_SIGNIFICANT, Pairs, Results, compare, marks
 
 ITEMS, OWN, ON_NETWORK = 1.5, 0.7, 0.7
 """Standard deviations in logits of a picture's difficulty: common, for one strategy, and for one network."""
@@ -62,8 +62,8 @@ class Checkpoints:
         """The logit of the accuracy."""
         return float(brentq(lambda x: self.truth(np.array([x]))[0] - self.accuracy, -20, 20))
 
-    def set_of(self, rng: np.random.Generator, better: float = 0.0) -> tuple[list[Contender], np.ndarray]:
-        """Return contenders, the last of which is better by `better`, and their logits, mean over networks.
+    def set_of(self, rng: np.random.Generator, better: float = 0.0) -> tuple[list[Results], np.ndarray]:
+        """Return results, the last of which is better by `better`, and their logits, mean over networks.
 
         A single network equals the mean of many networks.
         """
@@ -76,10 +76,10 @@ class Checkpoints:
         )
         hits = rng.random((R, S, I)) < chance
         drawn = (rng.random((DRAWS, S, I)) < chance[-1]).mean(axis=0)
-        contenders = [_contender(rows) for rows in (*hits[:-1], drawn)]
+        results = [_contender(rows) for rows in (*hits[:-1], drawn)]
         if better:
-            contenders[-1] = _contender(hits[-1] | (rng.random((S, I)) < better / (1 - self.accuracy)))
-        return contenders, logits
+            results[-1] = _contender(hits[-1] | (rng.random((S, I)) < better / (1 - self.accuracy)))
+        return results, logits
 
     def _networks(self, rng: np.random.Generator, S: int) -> np.ndarray:
         """Return (R, S) effects of networks on strategies, in logits."""
@@ -101,14 +101,14 @@ class Checkpoints:
         """Return the judge's comparisons of one set."""
         return compare(self.set_of(np.random.default_rng([seed, self.S, self.I]))[0])
 
-    def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
-        """Return contenders, the last of which is better by `better` and here not random."""
+    def drawn(self, rng: np.random.Generator, better: float) -> list[Results]:
+        """Return results, the last of which is better by `better` and here not random."""
         return self.set_of(rng, better)[0]
 
 
-def _contender(hits: np.ndarray) -> Contender:
+def _contender(hits: np.ndarray) -> Results:
     """Return the contender of (S, I) outcomes. All networks are tested on the same pictures."""
-    return Contender({s: float(row.mean()) for s, row in enumerate(hits)}, {s: ("", row) for s, row in enumerate(hits)})
+    return Results({s: float(row.mean()) for s, row in enumerate(hits)}, {s: ("", row) for s, row in enumerate(hits)})
 
 
 def _mean(logits: np.ndarray, among: float) -> np.ndarray:
@@ -121,13 +121,13 @@ def holding(world: Checkpoints, sets: int) -> tuple[float, float, float]:
     """Return the coverage of intervals: of accuracies, of differences of pairs, and of kept accuracies."""
     upper, held = np.triu_indices(world.R, 1), []
     for seed in range(sets):
-        contenders, logits = world.set_of(np.random.default_rng([seed, world.S, world.I]))
-        pairs, truth, lone = compare(contenders), world.truth(logits), world.S == 1
+        results, logits = world.set_of(np.random.default_rng([seed, world.S, world.I]))
+        pairs, truth, lone = compare(results), world.truth(logits), world.S == 1
         own = (pairs.accuracy[:, 0] <= truth) & (truth <= pairs.accuracy[:, 1])
         right = np.abs(pairs.mean - (truth[:, None] - truth)) <= pairs.half
-        height = area([contenders[1], contenders[2], contenders[0]], SPENT, SPENT[0])
+        height = area([results[1], results[2], results[0]], SPENT, SPENT[0])
         assert height is not None
-        (_, low, high) = kept_accuracy([height], contenders[0], lone)[0]
+        (_, low, high) = kept_accuracy([height], results[0], lone)[0]
         held.append(
             (
                 own.mean(),

@@ -29,7 +29,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import scores
 from sparsebench.models.vits import Vit
 from sparsebench.plugin.content import file_revision
-from sparsebench.publish import MANIFEST, replay
+from sparsebench.publish import replay
 from sparsebench.publish import submission as folders
 from sparsebench.publish.submission import items_of, submit
 from sparsebench.records import manifests, store, table
@@ -68,7 +68,7 @@ def honest(place: Path, seeds: int = 2) -> Path:
 def said(folder: Path, **about: Any) -> Path:
     """Change fields of a manifest, and update the hash of its records."""
     made = folders.manifest_of(folder).model_copy(update=about | {"records": content_hash(folder / folders.RECORDS)})
-    (folder / MANIFEST).write_text(canonical(made.model_dump(mode="json")) + "\n", "utf-8")
+    (folder / manifests.MANIFEST).write_text(canonical(made.model_dump(mode="json")) + "\n", "utf-8")
     return folder
 
 

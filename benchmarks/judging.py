@@ -20,11 +20,12 @@ from scipy.special import expit, stdtrit
 from scipy.stats import spearmanr
 from tabulate import tabulate
 
-from sparsebench.board.judge import Curves, judge, points_of
-from sparsebench.board.settings import DENSE, read
+from sparsebench.board.judge import judge
+from sparsebench.board.over_budgets import Curves, points_of
+from sparsebench.board.reading import DENSE, read
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
-from sparsebench.stats.paired import NOT_SIGNIFICANT, Contender, Pairs, compare, holm, marks, student
+from sparsebench.stats.paired import NOT_SIGNIFICANT, Pairs, Results, compare, holm, marks, student
 
 BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
 KINDS = ("no seed noise", "one seed noise", "five unsteady", "unequal seed noise", "families")
@@ -82,14 +83,14 @@ class World:
         logits = np.repeat(items, self.cluster, axis=2) + seeds + np.reshape(better, (-1, 1, 1))
         return rng.random((R, S, I)) < expit(logits)
 
-    def contenders(self, hits: np.ndarray) -> list[Contender]:
-        """Return the contenders of (R, S, I) outcomes."""
+    def results(self, hits: np.ndarray) -> list[Results]:
+        """Return the results of (R, S, I) outcomes."""
         clusters = None
         if self.cluster > 1:
             of_test = np.arange(self.I) // self.cluster
             clusters = {s: of_test + (0 if self.shared else s * self.I) for s in range(self.S)}
         return [
-            Contender(
+            Results(
                 {s: float(items.mean()) for s, items in enumerate(seeds)},
                 {s: ("same" if self.shared else f"items {s}", items) for s, items in enumerate(seeds)},
                 clusters,
@@ -97,15 +98,15 @@ class World:
             for seeds in hits
         ]
 
-    def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
-        """Return contenders of accuracy 1/2, the last of which is better by `better`."""
+    def drawn(self, rng: np.random.Generator, better: float) -> list[Results]:
+        """Return results of accuracy 1/2, the last of which is better by `better`."""
         hits = self.draw(rng)
         hits[-1] |= rng.random(hits[-1].shape) < 2 * better
-        return self.contenders(hits)
+        return self.results(hits)
 
     def judged(self, seed: int) -> Pairs:
         """Return the judge's comparisons in one simulated world."""
-        return compare(self.contenders(self.draw(np.random.default_rng([seed, self.S, len(self.kind)]))))
+        return compare(self.results(self.draw(np.random.default_rng([seed, self.S, len(self.kind)]))))
 
     @property
     def name(self) -> str:
@@ -134,13 +135,13 @@ class LikeBoard(World):
     effects: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     @classmethod
-    def of(cls, what: str, S: int, contenders: Sequence[Contender]) -> LikeBoard:
-        """Return the world of S networks like those of the contenders, which all have the same networks."""
-        seeds = sorted(contenders[0].means)
-        scores = np.array([[contender.hits[s][1] for s in seeds] for contender in contenders], dtype=float)
+    def of(cls, what: str, S: int, results: Sequence[Results]) -> LikeBoard:
+        """Return the world of S networks like those of the results, which all have the same networks."""
+        seeds = sorted(results[0].means)
+        scores = np.array([[contender.hits[s][1] for s in seeds] for contender in results], dtype=float)
         means = scores.mean(axis=2, keepdims=True)
-        assert contenders[0].clusters is not None
-        numbers = np.array([contenders[0].clusters[s] for s in seeds])
+        assert results[0].clusters is not None
+        numbers = np.array([results[0].clusters[s] for s in seeds])
         rest, between, items = scores - means, np.cov(means[:, :, 0]), np.zeros((len(scores), len(scores)))
         for of_network, of_test in zip(rest.transpose(1, 0, 2), numbers, strict=True):
             names, place = np.unique(of_test, return_inverse=True)
@@ -155,8 +156,8 @@ class LikeBoard(World):
         """See `World.judged`."""
         return compare(self.drawn(np.random.default_rng([seed, self.S, 3]), 0.0))
 
-    def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
-        """Return contenders, the last of which is better by `better`."""
+    def drawn(self, rng: np.random.Generator, better: float) -> list[Results]:
+        """Return results, the last of which is better by `better`."""
         networks = rng.permutation(len(self.clusters))[: self.S]
         every = np.unique(self.clusters)
         often = np.bincount(rng.integers(0, len(every), len(every)), minlength=len(every))
@@ -171,7 +172,7 @@ class LikeBoard(World):
             clusters[s] = place[items] + copy * len(every)
             for r in range(self.R):
                 hits[r][s] = f"items {s}", self.rest[r, network, items] + effects[r, s]
-        return [Contender({s: float(x.mean()) for s, (_, x) in seeds.items()}, seeds, clusters) for seeds in hits]
+        return [Results({s: float(x.mean()) for s, (_, x) in seeds.items()}, seeds, clusters) for seeds in hits]
 
     @property
     def name(self) -> str:
@@ -235,21 +236,21 @@ def differing(world: World, worlds: int) -> tuple[float, float, float]:
     for seed in range(worlds):
         rng = np.random.default_rng([seed, world.S, 9])
         better = rng.normal(0, 0.25, world.R)
-        contenders = world.contenders(world.draw(rng, better))
-        told = compare(contenders).better()
-        counts.append((before(contenders), told.sum(), (told & (better[:, None] <= better)).sum()))
+        results = world.results(world.draw(rng, better))
+        told = compare(results).better()
+        counts.append((before(results), told.sum(), (told & (better[:, None] <= better)).sum()))
     former, current, wrong = np.mean(counts, axis=0) / (world.R * (world.R - 1) / 2)
     return float(former), float(current), float(wrong)
 
 
-def before(contenders: list[Contender]) -> int:
+def before(results: list[Results]) -> int:
     """Return the number of significant pairs by the former rule: the larger p of McNemar and Student, with Holm."""
-    pairs, upper = compare(contenders), np.triu_indices(len(contenders), 1)
-    p = [_student(contenders[i], contenders[j]) for i, j in zip(*upper, strict=True)]
+    pairs, upper = compare(results), np.triu_indices(len(results), 1)
+    p = [_student(results[i], results[j]) for i, j in zip(*upper, strict=True)]
     return int((holm(np.fmax(p, pairs.p_items[upper])) <= 1 - LEVEL).sum())
 
 
-def _student(a: Contender, b: Contender) -> float:
+def _student(a: Results, b: Results) -> float:
     """Return p of Student's paired t test over the common seeds."""
     gains = np.array([a.means[s] - b.means[s] for s in sorted(set(a.means) & set(b.means))])
     if len(gains) < 2:
@@ -269,29 +270,29 @@ def settings() -> Iterator[World]:
             yield World(kind, shared=shared, cluster=5)
 
 
-Lines = list[tuple[pd.DataFrame, list[Contender]]]
-"""For each strategy, the rows with fewer MACs than dense and their contenders."""
+Lines = list[tuple[pd.DataFrame, list[Results]]]
+"""For each strategy, the rows with fewer MACs than dense and their results."""
 
 
-def measured(folder: Path) -> tuple[Curves, Contender, Lines]:
+def measured(folder: Path) -> tuple[Curves, Results, Lines]:
     """Return the table of curves of a board, dense, and the points of each strategy with results of all networks.
 
     Oracles are left out.
     """
     (ranking,) = judge(read(folder)).rankings
-    board, every, contenders = ranking.curves, ranking.every, ranking.setting.contenders
+    board, every, results = ranking.curves, ranking.every, ranking.comparison.results
     assert board is not None
-    dense = contenders[every.index[every["line"] == DENSE][0]][0]
+    dense = results[every.index[every["line"] == DENSE][0]]
     lines, below = [], points_of(every)
     for name, kind in board.rows["kind"].items():
         rows = below.get(name, every[:0])
-        points = [contenders[entry][0] for entry in rows.index]
+        points = [results[entry] for entry in rows.index]
         if name != DENSE and kind != "oracle" and all(point.means.keys() == dense.means.keys() for point in points):
             lines.append((rows, points))
     return board, dense, lines
 
 
-def areas(board: Curves, dense: Contender, lines: Lines) -> list[Contender]:
+def areas(board: Curves, dense: Results, lines: Lines) -> list[Results]:
     """Return the areas of the curves of the strategies that ran at the lowest budget."""
     heights = (
         curves.area([*points, dense], rows["macs_ratio"].tolist(), board.budgets[-1])
@@ -301,7 +302,7 @@ def areas(board: Curves, dense: Contender, lines: Lines) -> list[Contender]:
     return [area for area in heights if area is not None]
 
 
-def at(budget: float, lines: Lines) -> list[Contender]:
+def at(budget: float, lines: Lines) -> list[Results]:
     """Return the strategies at one of a board's budgets."""
     return [
         point for rows, points in lines for asked, point in zip(rows["asked"], points, strict=True) if asked == budget
@@ -338,15 +339,15 @@ def published() -> Iterator[tuple[object, ...]]:
     """Yield the numbers of significant pairs of each task of each published board: by items alone and by both rules."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
         for ranking in judge(read(folder), "task").rankings:
-            setting, entries = ranking.setting, ranking.rows.index
-            contenders, upper = [setting.contenders[i][0] for i in entries], np.triu_indices(len(entries), 1)
+            comparison, entries = ranking.comparison, ranking.rows.index
+            results, upper = [comparison.results[i] for i in entries], np.triu_indices(len(entries), 1)
             if not upper[0].size:
                 continue
             items = int((holm(ranking.pairs.p_items[upper]) <= 1 - LEVEL).sum())
-            told = int(ranking.pairs.better().sum())
-            n = setting.largest
+            significant = int(ranking.pairs.better().sum())
+            n = comparison.largest
             seeds = int(np.median(ranking.pairs.n_seeds[upper]))
-            yield folder.name, setting.task, n, seeds, len(upper[0]), items, before(contenders), told
+            yield folder.name, comparison.task, n, seeds, len(upper[0]), items, before(results), significant
 
 
 def main() -> None:

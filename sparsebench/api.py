@@ -51,8 +51,8 @@ def run(
         KeyboardInterrupt: Ctrl-C. The first waits for the running cells, the second stops them. Finished cells are
             kept.
     """
-    from sparsebench.board.board import below_chance
     from sparsebench.board.columns import frame
+    from sparsebench.board.notes import below_chance
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
@@ -167,10 +167,11 @@ def execute(
         import_module(name)
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
-    from sparsebench.board.settings import frame_of, read
+    from sparsebench.board.reading import frame_of, read
+    from sparsebench.publish.submission import badges
 
     plan = runs.run_missing(request, files, execution, Registry(), opened, callbacks)
-    stored = frame_of(read(opened))
+    stored = frame_of(read(opened, badges=badges(opened.path)))
     rows = stored[stored["cell_id"].isin([job.cell.id for job in plan.whole])]
     others = set(stored["network"]) - set(rows["network"])
     if others and (rows["network"] != "").any():
@@ -186,9 +187,10 @@ def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, if it has one; return whether it has one."""
     from sparsebench.board.board import gather
     from sparsebench.board.published import publish
+    from sparsebench.publish.submission import badges
 
     if exists := (folder / "leaderboard.csv").exists():
-        publish(gather(folder), folder)
+        publish(gather(folder, badges(folder)), folder)
     return exists
 
 
@@ -200,9 +202,11 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: the folder has no records.
     """
-    from sparsebench.board.settings import read
+    from sparsebench.board.reading import read
+    from sparsebench.publish.submission import badges
 
-    return read(Path(path), None)
+    folder = Path(path)
+    return read(folder, None, badges(folder))
 
 
 def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.strategy.budget import SHARED
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sparsebench.stats.intervals import Interval
 
+RANK_ENDS = ("rank_low", "rank_high")
+"""Columns of rows with the best and the worst possible rank; NaN if not ranked."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 TOLERANCE = 0.02
 """Relative deviation of the realised MACs from the budget above which the board shows the realised MACs."""
@@ -278,7 +282,7 @@ COLUMNS = tuple(column for column in EVERY[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""
 
 
-SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
+FORMAT_OF_UNIT: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
 
 
 def column_of(kind: MetricKind) -> Column:
@@ -286,7 +290,7 @@ def column_of(kind: MetricKind) -> Column:
     return Column(
         kind.name,
         kind.heading,
-        SHOWN.get(kind.unit, "ratio"),
+        FORMAT_OF_UNIT.get(kind.unit, "ratio"),
         f"{kind.what}, in {kind.unit}",
         part=kind.name,
         falling=kind.more_is_better is not False,
@@ -316,10 +320,9 @@ def interval_row(key: str, interval: Interval | None) -> Row:
     return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in values.items()}
 
 
-def rank_ends(rank: Any) -> tuple[float, float]:
-    """Return first and last rank of a range as `Pairs.ranks` writes it; NaN if not ranked."""
-    first, _, last = str(rank).partition("-")
-    return (float(first), float(last or first)) if first.isdigit() else (math.nan, math.nan)
+def rank_text(low: int, high: int) -> str:
+    """Return a range of possible ranks as text, such as "3-9"; one number if both ends are equal."""
+    return f"{low}-{high}" if low < high else f"{low}"
 
 
 def points(share: float) -> str:
@@ -416,26 +419,28 @@ def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
         if f"{column.key}_at_most" in rows:
             table[f"{column.key}_at_most"] = rows[f"{column.key}_at_most"].eq(True).to_numpy()
             attrs[f"{column.key}_at_most"] = f"whether {column.key} may be smaller: no lower budget was tried"
-    _add_parts(table, attrs)
+    _add_parts(table, attrs, rows)
     table.attrs = attrs
     return table
 
 
-def _add_parts(table: pd.DataFrame, attrs: dict[str, str]) -> None:
-    """Add the parts of ranks, strategies and budgets as columns."""
-    import pandas as pd
+def _add_parts(table: pd.DataFrame, attrs: dict[str, str], rows: pd.DataFrame) -> None:
+    """Add the parts of ranks, strategies and budgets as columns.
 
-    from sparsebench.strategy import budget, spec
-
-    ends = pd.DataFrame(map(rank_ends, table["rank"]), table.index, ["rank_low", "rank_high"], dtype=float)
-    table[list(ends)] = ends
+    Args:
+        table: the table for users.
+        attrs: the meanings of its columns.
+        rows: the same rows as the board has them.
+    """
+    parts = rows.reindex(columns=[*RANK_ENDS, "strategy_params", "budget_amount", "budget_value"])
+    for name in RANK_ENDS:
+        table[name] = parts[name].to_numpy(float)
     attrs |= {"rank_low": "best possible rank", "rank_high": "worst possible rank"}
-    params = [spec.parts_of(str(label))[1] for label in table["strategy"]]
-    amounts = [budget.parts_of(str(label)) for label in table["budget"]]
-    amounts_asked = [
-        {name: float(x) for name, x in amount.items() if name in ("macs", "keep_rate")} for amount in amounts
-    ]
-    for owner, parts in (("strategy", params), ("budget", amounts_asked)):
-        for name in sorted({name for part in parts for name in part}):
-            table[f"{owner}.{name}"] = [part.get(name) for part in parts]
+    params = [json.loads(text) if isinstance(text, str) else {} for text in parts["strategy_params"]]
+    amounts: list[dict[str, float]] = []
+    for name, value in zip(parts["budget_amount"], parts["budget_value"], strict=True):
+        amounts.append({name: float(value)} if name in SHARED else {})
+    for owner, values_of_rows in (("strategy", params), ("budget", amounts)):
+        for name in sorted({name for values in values_of_rows for name in values}):
+            table[f"{owner}.{name}"] = [values.get(name) for values in values_of_rows]
             attrs[f"{owner}.{name}"] = f"{name} of the {owner}; missing if it is the default or was not given"

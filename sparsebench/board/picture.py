@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_KEY, Column, over_budget, rank_ends
-from sparsebench.board.judge import Curves, points_of
-from sparsebench.board.settings import DENSE, about
+from sparsebench.board.columns import BY_KEY, RANK_ENDS, Column, over_budget
+from sparsebench.board.comparison import about
+from sparsebench.board.over_budgets import Curves, points_of
+from sparsebench.board.reading import DENSE
 from sparsebench.errors import UserError, plain, short_names, unknown
 from sparsebench.stats import style
 
@@ -49,7 +50,7 @@ LOOKS = {
     "random_inside": style.Series(style.DARK, (0, (1, 1)), ""),
     "random": style.Series(style.DARK, (0, (1, 2.2)), ""),
 }
-NAMED = 6
+NAMED_BY_DEFAULT = 6
 """Number of strategies that are named unless the user chooses them."""
 MOST_NAMED = 24
 """Number of strategies that colours and dashes can distinguish."""
@@ -60,7 +61,7 @@ BELOW = 4
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
 TICKS = (0, *(sign * tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) for sign in (1, -1)))
-KINDS = {
+LOOK_OF_KIND = {
     "deployable": ("strategy", style.COLOURS[0], "o"),
     "baseline": ("baseline", style.DARK, "s"),
     "oracle": ("oracle (knows the relevant tokens)", style.COLOURS[3], "^"),
@@ -102,8 +103,8 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
         raise UserError("the board has no results of this quantity", got=quantity, allowed=quantities(board))
     column = BY_KEY[COLUMN[quantity]]
     rows = board.judged.rows
-    setting = board.judged.parts.get(column.part)
-    words = "" if setting is None else about(setting)
+    comparison = board.judged.parts.get(column.part)
+    words = "" if comparison is None else about(comparison)
     ranking = board.judged.over_budgets
     if ranking is not None and ranking.curves is not None:
         if quantity == ACCURACY:
@@ -183,22 +184,27 @@ def curves(
     high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
     with _sheet(width):
         figure, axis = _new(width, high, title, " ".join(notes))
-        axis.set_yscale("asinh", linear_width=LINEAR)
-        axis.axhline(0, color=style.BLACK, linewidth=style.THIN)
+        _set_axes(axis, named, bottom)
         for line in others:
             axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=style.THIN, zorder=1)
         for line, look in zip(named, looks.values(), strict=True):
             _plot(axis, line, look)
-        # The axis ends a little beyond the smallest share of MACs.
-        last = min(line.x[-1] for line in named)
-        axis.set_xlim(1, last - 0.01 * (1 - last))
-        axis.xaxis.set_major_formatter("{x:g}")
-        _fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
-        axis.set_xlabel("MACs spent, share of dense")
-        axis.set_ylabel("accuracy against dense, points")
-        axis.grid(axis="y")
         _label(figure, axis, named, list(looks.values()), bottom, style.LETTERS[width])
     return figure
+
+
+def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float) -> None:
+    """Set scales, limits and labels of the axes. Costs fall from the left, dense is a horizontal line."""
+    axis.set_yscale("asinh", linear_width=LINEAR)
+    axis.axhline(0, color=style.BLACK, linewidth=style.THIN)
+    # The axis ends a little beyond the smallest share of MACs.
+    last = min(line.x[-1] for line in named)
+    axis.set_xlim(1, last - 0.01 * (1 - last))
+    axis.xaxis.set_major_formatter("{x:g}")
+    _fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
+    axis.set_xlabel("MACs spent, share of dense")
+    axis.set_ylabel("accuracy against dense, points")
+    axis.grid(axis="y")
 
 
 def _plot(axis: Axes, line: _Line, look: style.Series) -> None:
@@ -224,11 +230,11 @@ def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[st
     accuracies = accuracies.reindex([name for name in lines if name in ranked])
     most_accurate = accuracies.reindex(columns=sorted(over.budgets)).dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
-    best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
+    best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED_BY_DEFAULT]
     limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
     best = [name for name in best if not lines[name].rank[0] > limit]
     theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "line"])
-    best += [name for name in over.rows.index if name in theirs][:NAMED]
+    best += [name for name in over.rows.index if name in theirs][:NAMED_BY_DEFAULT]
     return [name for name in lines if name in best]
 
 
@@ -315,7 +321,7 @@ def _add_dots(axis: Axes, values: pd.DataFrame) -> None:
 
     places = np.arange(len(values))
     kind = values["kind"].mask(values["strategy"] == DENSE, DENSE).to_numpy()
-    for name, (words, color, marker) in {**KINDS, DENSE: (DENSE, style.BLACK, "D")}.items():
+    for name, (words, color, marker) in {**LOOK_OF_KIND, DENSE: (DENSE, style.BLACK, "D")}.items():
         drawn = (kind == name) & reached
         if drawn.any():
             axis.hlines(places[drawn], low[drawn], high[drawn], color=color, linewidth=1)
@@ -368,14 +374,14 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     """Return the curves of the strategies that cost less than dense, in the board's order."""
     lines, curves = {}, points_of(rows.dropna(subset="accuracy_delta"))
-    for name, rank in over.rows["rank"].items():
+    for name, *rank in over.rows[list(RANK_ENDS)].itertuples(name=None):
         if name in curves:
             points = curves[name][::-1]
             y, low, high = (
                 100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
                 for key in BY_KEY["accuracy_delta"].keys
             )
-            lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, rank_ends(rank))
+            lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, tuple(rank))
     return lines
 
 
@@ -422,13 +428,33 @@ def _label(
     figure: Figure, axis: Axes, lines: Sequence[_Line], looks: Sequence[style.Series], bottom: float, letters: int
 ) -> None:
     """Put a name at the end of each line, moved up or down so that names do not overlap, and connect both."""
+    names = _write_names(axis, lines, bottom, letters)
+    # The layout makes room for the names at any height, and is then kept: all positions below are in pixels.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    box = axis.get_window_extent()
+    ends = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
+    ends[:, 1] = np.clip(ends[:, 1], box.y0, box.y1)
+    distance = 1.02 * max(name.get_window_extent().height for name in names)
+    margin = 0.1 * figure.dpi
+    heights = _apart(ends[:, 1], distance, box.y0 - margin, box.y1 + margin)
+    for name, height in zip(names, heights, strict=True):
+        name.xy = (1, (height - box.y0) / box.height)
+    # From top to bottom: connections of lower names are drawn above those of higher ones.
+    for place in np.argsort(-ends[:, 1], kind="stable"):
+        if lines[place].y[-1] >= bottom:
+            _connect(axis, ends[place], heights[place], looks[place])
+
+
+def _write_names(axis: Axes, lines: Sequence[_Line], bottom: float, letters: int) -> list[Annotation]:
+    """Write the names of lines right of the chart, with the loss of a line that leaves the chart."""
     short = short_names([line.name for line in lines], letters)
-    labels: list[Annotation] = []
+    names = []
     for line in lines:
         text = plain(short[line.name])
         if line.y[-1] < bottom:
             text += f" ({line.y[-1]:.0f})"
-        label = axis.annotate(
+        name = axis.annotate(
             text,
             xy=(1, 0.5),
             xytext=(20, 0),
@@ -437,36 +463,30 @@ def _label(
             va="center",
             annotation_clip=False,
         )
-        labels.append(label)
+        names.append(name)
+    return names
 
-    # The layout makes room for the names at any height, and is then kept: all positions below are in pixels.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+
+def _connect(axis: Axes, end: np.ndarray, height: float, look: style.Series) -> None:
+    """Connect the end of a line with its name.
+
+    Right of the chart the connection leaves the height of the line, reaches that of the name, and ends with the marker.
+
+    Args:
+        axis: the chart.
+        end: (2,) the end of the line in pixels.
+        height: the height of the name in pixels.
+        look: colour and marker of the line.
+    """
     box = axis.get_window_extent()
-    ends = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
-    ends[:, 1] = np.clip(ends[:, 1], box.y0, box.y1)
-    distance = 1.02 * max(label.get_window_extent().height for label in labels)
-    margin = 0.1 * figure.dpi
-    heights = _apart(ends[:, 1], distance, box.y0 - margin, box.y1 + margin)
-    for label, height in zip(labels, heights, strict=True):
-        label.xy = (1, (height - box.y0) / box.height)
-
-    # Right of the chart a connection leaves the height of its line, reaches that of the name, and ends with the marker.
-    leaves, reaches, marker = box.x1 + np.array([0.03, 0.15, 0.2]) * figure.dpi
-    to_data = axis.transData.inverted().transform
-    # From top to bottom: connections of lower names are drawn above those of higher ones.
-    for place in np.argsort(-ends[:, 1], kind="stable"):
-        if lines[place].y[-1] < bottom:
-            continue
-        look = looks[place]
-        x, y = ends[place]
-        height = heights[place]
-        joints = to_data([(x, y), (leaves, y), (reaches, height), (marker, height)])
-        # A solid line across the chart would look like data.
-        is_far = box.x1 - x > 0.05 * box.width
-        dashes = (0, (1, 4)) if is_far else "-"
-        axis.plot(*joints.T, color=look.color, linewidth=style.THIN, linestyle=dashes, clip_on=False)
-        axis.plot(*joints[-1:].T, look.marker or "none", color=look.color, clip_on=False)
+    leaves, reaches, marker = box.x1 + np.array([0.03, 0.15, 0.2]) * axis.get_figure().dpi
+    x, y = end
+    joints = axis.transData.inverted().transform([(x, y), (leaves, y), (reaches, height), (marker, height)])
+    # A solid line across the chart would look like data.
+    is_far = box.x1 - x > 0.05 * box.width
+    dashes = (0, (1, 4)) if is_far else "-"
+    axis.plot(*joints.T, color=look.color, linewidth=style.THIN, linestyle=dashes, clip_on=False)
+    axis.plot(*joints[-1:].T, look.marker or "none", color=look.color, clip_on=False)
 
 
 def _apart(heights: np.ndarray, distance: float, bottom: float, top: float) -> np.ndarray:

@@ -28,17 +28,18 @@ from PIL import Image
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import BY_KEY, BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
-from sparsebench.board.judge import RANDOM, Curves
-from sparsebench.board.settings import DENSE
+from sparsebench.board.judge import RANDOM
+from sparsebench.board.over_budgets import Curves
+from sparsebench.board.reading import DENSE, NO_BADGES
 from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, with_lf, write_whole
-from sparsebench.publish import MANIFEST
 from sparsebench.records import store
+from sparsebench.records.manifests import MANIFEST
 from sparsebench.stats import style
 
-REDUCED, ALIKE = 8, 0.95
-"""Pictures are compared after reduction by this factor, and are alike from this correlation of grey values."""
+REDUCED, LEAST_CORRELATION = 8, 0.95
+"""Pictures are compared after reduction by this factor. They look alike from this correlation of grey values."""
 NAME = "leaderboard.csv"
 NO_PICTURES: dict[str, bytes | None] = {f"leaderboard-{quantity}.png": None for quantity in picture.WHAT}
 """The pictures that only some boards have, see `files`, without content."""
@@ -171,9 +172,14 @@ def without_boards(folder: Path) -> list[Path]:
     return [place for place in places if not (place / NAME).is_file() and not (place / MANIFEST).is_file()]
 
 
-def board_files(folder: Path) -> dict[Path, bytes | None]:
-    """Return the expected contents of a published board's files by path, or None for files that must not exist."""
-    content = NO_PICTURES | files(gather(folder))
+def board_files(folder: Path, badges: Mapping[str, str] = NO_BADGES) -> dict[Path, bytes | None]:
+    """Return the expected contents of a published board's files by path, or None for files that must not exist.
+
+    Args:
+        folder: the folder of the board.
+        badges: see `reading.describe`.
+    """
+    content = NO_PICTURES | files(gather(folder, badges))
     return {folder / name: value for name, value in content.items() if name.endswith(KEPT)}
 
 
@@ -241,7 +247,7 @@ def _same(content: bytes | None, expected: bytes | None) -> bool:
         first, second = (np.asarray(picture.convert("L").reduce(REDUCED), np.float64).ravel() for picture in pictures)
     except (OSError, ValueError, SyntaxError):
         return False
-    return bool(second.std() > 0 and np.corrcoef(first, second)[0, 1] >= ALIKE)
+    return bool(second.std() > 0 and np.corrcoef(first, second)[0, 1] >= LEAST_CORRELATION)
 
 
 def page(board: Board, docs: str = "") -> bytes:
@@ -266,9 +272,9 @@ def page(board: Board, docs: str = "") -> bytes:
         ]
     )
     data = data_of(board)
-    keys = {column["key"] for setting in data["settings"] for column in setting["columns"]}
+    keys = {column["key"] for comparison in data["settings"] for column in comparison["columns"]}
     rows = board.by_task.rows
-    # The page begins with the settings that have several budgets, or otherwise with the main setting.
+    # The page begins with the comparisons that have several budgets, or otherwise with the main comparison.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(
         policy=policy,
@@ -278,7 +284,7 @@ def page(board: Board, docs: str = "") -> bytes:
         docs=docs,
         keys=keys | set(rows["kind"]),
         data=Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPED)),
-        first=[(ranking.setting.title, views.best(ranking)) for ranking in opening],
+        first=[(ranking.comparison.title, views.best(ranking)) for ranking in opening],
         text_of=text_of,
         legend_of=legend_of,
         terms=TERMS,
@@ -294,55 +300,75 @@ def _hash(text: str) -> str:
 
 def data_of(board: Board) -> dict[str, Any]:
     """Return the data for the page's scripts: columns and rows for each task and model."""
-    # Settings with charts come first.
+    # Comparisons with charts come first.
     rankings = sorted(board.by_task.rankings, key=lambda ranking: ranking.curves is None)
-    settings = [
-        _setting(ranking.setting.title, board.by_task.columns, ranking.every, ranking.curves, board.third_party)
-        for ranking in rankings
-    ]
-    return {"settings": settings or [_setting("", [], pd.DataFrame(), None)], "papers": dict(board.papers)}
+    comparisons = []
+    for ranking in rankings:
+        chart = _chart_data(ranking.every, ranking.curves, board.third_party)
+        table = _table_data(ranking.every, ranking.curves, board.by_task.columns)
+        comparisons.append(chart | {"title": ranking.comparison.title} | table)
+    if not comparisons:
+        nothing = pd.DataFrame()
+        comparisons.append(_chart_data(nothing, None, ()) | {"title": ""} | _table_data(nothing, None, []))
+    return {"settings": comparisons, "papers": dict(board.papers)}
 
 
-def _setting(
-    title: str,
-    columns: Sequence[Column],
-    frame: pd.DataFrame,
-    over: Curves | None,
-    third_party: Collection[str] = (),
-) -> dict[str, Any]:
-    """Return the page's data of one task and model."""
-    budgets: dict[str, Any] = {"budgets": [], "middle": None, "named": [], "colours": ""}
-    headings, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
-    if over is not None:
-        budgets = {
-            "budgets": list(over.budgets),
-            "middle": over.middle,
-            "named": picture.main_strategies(frame, over, third_party),
-            "colours": picture.named_by_default(frame, third_party),
-        }
-        headings, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
-        # A row for each strategy and budget, dense first, with the rank of the strategy.
-        frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])
-        of_line = over.rows.loc[frame["line"], ["strategy", "rank"]].set_index(frame.index)
-        frame = frame.assign(**of_line, at=frame["asked"].mask(frame["line"] == DENSE))
-        for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # no differences to themselves
-            frame.loc[frame["strategy"] == base, list(BY_KEY[key].keys)] = None
-    first = {*FIRST, "n_seeds"} if "n_seeds" in frame and frame["n_seeds"].nunique() > 1 else set(FIRST)
-    rows = dicts(frame)
-    columns = [column for column in (with_values(rows, columns) if rows else []) if column.key not in hidden]
-    columns.sort(
-        key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST) + (column.key in KNOWN)
-    )
-    keys = ["at", "gmacs", *(key for column in columns for key in column.keys)]
-    rows = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in rows]
-    known = {column.key for column in columns}
-    return budgets | {
-        "title": title,
-        "sort": next((key for key in SORTED if key in known), "strategy"),
-        "columns": [_column(column, headings.get(column.key, column.title), first) for column in columns],
-        "keys": keys,
-        "rows": [[_value(row, key) for key in keys] for row in rows],
+def _chart_data(rows: pd.DataFrame, curves: Curves | None, third_party: Collection[str]) -> dict[str, Any]:
+    """Return what the page's chart of a comparison needs besides the rows of its table."""
+    if curves is None:
+        return {"budgets": [], "middle": None, "named": [], "colours": ""}
+    return {
+        "budgets": list(curves.budgets),
+        "middle": curves.middle,
+        "named": picture.main_strategies(rows, curves, third_party),
+        "colours": picture.named_by_default(rows, third_party),
     }
+
+
+def _table_data(rows: pd.DataFrame, curves: Curves | None, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the columns and rows of the page's table of a comparison, and the column that sorts it."""
+    hidden = {"track", *(column.key for column in BY_TASK)}
+    headings = {"rank": "rank, by accuracy"}
+    if curves is not None:
+        hidden.add("budget")
+        headings = {"rank": "rank, all budgets"}
+        rows = _points(rows, curves)
+    first = set(FIRST)
+    if "n_seeds" in rows and rows["n_seeds"].nunique() > 1:
+        first.add("n_seeds")
+
+    values = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in dicts(rows)]
+    shown = with_values(values, columns) if values else []
+    shown = [column for column in shown if column.key not in hidden]
+    shown.sort(key=_place)
+    keys = ["at", "gmacs", "strategy_name", *(key for column in shown for key in column.keys)]
+    known = {column.key for column in shown}
+    return {
+        "sort": next((key for key in SORTED if key in known), "strategy"),
+        "columns": [_column(column, headings.get(column.key, column.title), first) for column in shown],
+        "keys": keys,
+        "rows": [[_value(row, key) for key in keys] for row in values],
+    }
+
+
+def _points(rows: pd.DataFrame, curves: Curves) -> pd.DataFrame:
+    """Return the points of all curves, dense first, with the rank of the strategy over its budgets.
+
+    `at` is the budget of the point. Dense and random tokens have no differences to themselves.
+    """
+    points = pd.concat([rows[rows["line"] == name] for name in curves.rows.index])
+    of_curve = curves.rows.loc[points["line"], ["strategy", "rank"]].set_index(points.index)
+    points = points.assign(**of_curve, at=points["asked"].mask(points["line"] == DENSE))
+    for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):
+        points.loc[points["strategy"] == base, list(BY_KEY[key].keys)] = None
+    return points
+
+
+def _place(column: Column) -> int:
+    """Return the place of a column: as in FIRST, then metrics that tasks declare, then the others."""
+    if column.key in FIRST:
+        return FIRST.index(column.key)
+    return len(FIRST) + (column.key in KNOWN)
 
 
 def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, Any]:

@@ -353,33 +353,49 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns that fit into `width` characters.
 
-    Intervals are left out first, from the right, then columns in `order`. By default the columns of MINOR are left out
-    first, then others from the right, accuracies at budgets last, and columns of STAY never. The number of seeds stays
-    if it differs between rows. At last the longest texts are clipped.
+    Intervals are left out first, from the right, then columns in `order`, by default that of `_order`. At last the
+    longest texts are clipped.
     """
-    remaining, widths = list(columns), {column: _width(rows, column) for column in columns}
+    remaining = list(columns)
+    widths = {column: _width(rows, column) for column in columns}
 
-    def over() -> int:
+    def excess() -> int:
         return sum(widths[column] for column in remaining) + BETWEEN * (len(remaining) - 1) - width
 
-    for place, column in reversed(list(enumerate(columns))):
-        if over() > 0 and column.interval:
-            remaining[place] = column._replace(interval=False)
+    for place in reversed(range(len(columns))):
+        if excess() > 0 and columns[place].interval:
+            remaining[place] = columns[place]._replace(interval=False)
             widths[remaining[place]] = _width(rows, remaining[place])
-    stay = (*STAY, "n_seeds") if len({row.get("n_seeds") for row in rows}) > 1 else STAY
-    optional = [column for column in reversed(columns) if column.key not in stay]
-    optional.sort(key=lambda column: (column.shown == "spent", column.key not in MINOR))
-    for key in [column.key for column in optional] if order is None else order:
-        if over() > 0:
+    for key in _order(rows, columns) if order is None else order:
+        if excess() > 0:
             remaining = [column for column in remaining if column.key != key]
+
     clipped = list(rows)
     for column in sorted(remaining, key=lambda column: -widths[column]):
-        if column.shown == "text" and over() > 0:
-            widths[column] = max(ROOM, widths[column] - over())
-            texts = [row[column.key] for row in clipped if isinstance(row[column.key], str)]
-            short = short_names(texts, widths[column])
-            clipped = [row | {column.key: short.get(row[column.key], row[column.key])} for row in clipped]
+        if column.shown == "text" and excess() > 0:
+            widths[column] = max(ROOM, widths[column] - excess())
+            clipped = _clip(clipped, column.key, widths[column])
     return clipped, remaining
+
+
+def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Return the keys of the columns that may be left out: those of MINOR, then others from the right.
+
+    Accuracies at budgets come last, and columns of STAY are never left out. The number of seeds stays if it differs
+    between rows.
+    """
+    stay = {*STAY}
+    if len({row.get("n_seeds") for row in rows}) > 1:
+        stay.add("n_seeds")
+    optional = [column for column in reversed(columns) if column.key not in stay]
+    optional.sort(key=lambda column: (column.shown == "spent", column.key not in MINOR))
+    return [column.key for column in optional]
+
+
+def _clip(rows: Sequence[Row], key: str, width: int) -> list[Row]:
+    """Return rows whose texts in a column have at most `width` characters, and stay different."""
+    short = short_names([row[key] for row in rows if isinstance(row[key], str)], width)
+    return [row | {key: short.get(row[key], row[key])} for row in rows]
 
 
 def _width(rows: Sequence[Row], column: Column) -> int:

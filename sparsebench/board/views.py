@@ -23,10 +23,14 @@ from sparsebench.board.columns import (
     dicts,
     keys_of,
     over_budget,
+    rank_text,
     text_of,
 )
-from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
-from sparsebench.board.settings import DENSE, SEED, Setting, about, besides_share, items_of, over_seeds, speed_ups
+from sparsebench.board.comparison import Comparison, about, items_of
+from sparsebench.board.judge import RANDOM, Leaderboard, Ranking
+from sparsebench.board.over_budgets import Curves
+from sparsebench.board.ranks import in_order
+from sparsebench.board.reading import DENSE, SEED, over_seeds, speed_ups
 from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.records.table import ITEMS
@@ -38,7 +42,7 @@ MARKS = {
     paired.WORSE: "significantly worse",
 }
 """The values of `versus_random_inside`, and their words in a sentence."""
-TIED = 3
+MOST_TIED_NAMED = 3
 """Largest number of tied strategies that are named; the others are counted."""
 LEGEND = (
     "Differences and ratios are to dense unless another reference is named.",
@@ -46,7 +50,7 @@ LEGEND = (
 )
 NEAR = 0.001
 """An accuracy at most this far below dense counts as equal: a tenth of a point."""
-NAMED = 5
+MOST_NAMED = 5
 """Largest number of strategies that notes on the table of a paper name."""
 GAPS = (
     *(BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
@@ -128,11 +132,11 @@ LEGEND_OF_MATCHED = (
     f"At equal accuracy: for each strategy the row with the fewest MACs, fewer than dense, that is at most "
     f"{100 * NEAR:g} points below dense; - if there is none. Nothing is interpolated.",
 )
-SIDES = ("strategy", "other")
+STRATEGIES_OF_ROW = ("strategy", "other")
 """Keys of the strategies of a row."""
 LEFT_OUT = "rows of other strategies are left out; ranks and significance are those of the whole board"
 TIMES = "speed.jsonl"
-MEASURED = (
+COLUMNS_OF_TIMES = (
     "network",
     "strategy",
     "budget",
@@ -166,7 +170,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     """
     tables, others = list[Table](), list[Row]()
     for ranking in judged.rankings:
-        title = ranking.setting.title if judged.by_task else ""
+        title = ranking.comparison.title if judged.by_task else ""
         if whole and (ranking.curves is not None or not judged.by_task):
             tables.append(best(ranking, title))
         if ranking.curves is None:
@@ -195,7 +199,7 @@ def best(ranking: Ranking, title: str = "") -> Table:
         rows,
         columns,
         title,
-        above=about(ranking.setting),
+        above=about(ranking.comparison),
         below=against_random(ranking),
         main=False,
         explained=True,
@@ -230,7 +234,7 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
                 "budget": label or f"{-share:g}",
                 "random": random.get(budget),
                 "best": first.get("strategy"),
-                "equal": few([row["strategy"] for row in unbeaten[1:]], TIED),
+                "equal": few([row["strategy"] for row in unbeaten[1:]], MOST_TIED_NAMED),
             }
         )
     return rows
@@ -249,9 +253,10 @@ def against_random(ranking: Ranking) -> str:
     rows = rows[~over_budget(rows)].sort_values(["asked", "budget"], ascending=[False, True])
     clauses = []
     for mark, words in MARKS.items():
-        alike = dicts(rows[rows[f"versus_{RANDOM}"] == mark])
-        budgets = [f"at {row['budget']} ({text_of(row, delta)} points)" for row in alike]
-        clauses += [f"{words} {', '.join(budgets)}"] if budgets else []
+        with_mark = dicts(rows[rows[f"versus_{RANDOM}"] == mark])
+        budgets = [f"at {row['budget']} ({text_of(row, delta)} points)" for row in with_mark]
+        if budgets:
+            clauses.append(f"{words} {', '.join(budgets)}")
     if not clauses:
         return ""
     name = rows["strategy"].iloc[0]
@@ -332,12 +337,17 @@ def only(report: Report | Table, strategies: Sequence[str]) -> Report:
     if isinstance(report, Table):
         report = Report([report], report)
     tables = [*report.tables, report.data]
-    check_names(strategies, [row[key] for table in tables for row in table.rows for key in SIDES if key in row])
+    check_names(strategies, [name for table in tables for row in table.rows for name in _strategies_of(row)])
     parts = []
     for table in tables:
-        rows = [row for row in table.rows if all(is_chosen(row[key], strategies) for key in SIDES if key in row)]
+        rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in _strategies_of(row))]
         parts.append(table._replace(rows=rows))
     return Report(parts[:-1], parts[-1], [*report.notes, LEFT_OUT])
+
+
+def _strategies_of(row: Row) -> list[str]:
+    """Return the strategies of a row: one, or the two of a pair."""
+    return [row[key] for key in STRATEGIES_OF_ROW if key in row]
 
 
 def check_names(strategies: Sequence[str], available: Iterable[str]) -> None:
@@ -408,7 +418,7 @@ def _at_equal_cost(ranking: Ranking) -> pd.DataFrame:
             groups.append([place])
     parts = [ranking.rows[:0].assign(matched="")]
     for places in (group for group in groups if len(group) > 1):
-        ranks = ranking.pairs.among(places).ranks()
+        ranks = _texts_of_ranks(ranking.pairs.among(places))
         label = f"at {np.mean(costs[places]):.2f} of dense MACs"
         parts.append(ranking.rows.iloc[places].assign(matched=label, rank=ranks))
     rows = pd.concat(parts)
@@ -441,9 +451,9 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
     networks: dict[tuple[str, str], list[Ranking]] = defaultdict(list)
     for ranking in rankings:
         params = {
-            key: value for key, value in ranking.setting.params[0].items() if key not in ("images", "among", "head")
+            key: value for key, value in ranking.comparison.params[0].items() if key not in ("images", "among", "head")
         }
-        networks[ranking.setting.model, json.dumps(params, sort_keys=True)].append(ranking)
+        networks[ranking.comparison.model, json.dumps(params, sort_keys=True)].append(ranking)
     tables = [_shift(sets) for sets in networks.values()]
     return Report(tables, Table([row for table in tables for row in table.rows], tables[0].columns if tables else ()))
 
@@ -451,37 +461,40 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
 def _shift(sets: list[Ranking]) -> Table:
     """Return the table of one network. The sets have numbers by falling accuracy of dense, from 0."""
     sets = sorted(sets, key=lambda ranking: -ranking.rows.loc[ranking.rows["strategy"] == DENSE, "accuracy"].max())
-    names = [ranking.setting.params[0].get("images", ranking.task) for ranking in sets]
-    entries = [pd.MultiIndex.from_frame(ranking.rows[["budget", "strategy"]]) for ranking in sets]
-    on_all = reduce(pd.MultiIndex.intersection, entries)
+    names = [ranking.comparison.params[0].get("images", ranking.task) for ranking in sets]
     columns = [*BY_BUDGET]
-    parts = []
-    for number, ranking in enumerate(sets):
-        name = names[number]
+    for number, name in enumerate(names):
         ranks = f"possible ranks on {name}, among the strategies of the budget on all sets"
         columns.append(Column(f"accuracy_{number}", name, "percent", f"accuracy on {name}"))
         columns.append(Column(f"rank_{number}", "rank", "text", ranks))
-        part = pd.DataFrame(
-            {
-                f"accuracy_{number}": ranking.rows["accuracy"].to_numpy(),
-                f"rank_{number}": _ranks_of_budgets(ranking, entries[number].isin(on_all)).to_numpy(),
-            },
-            index=entries[number],
-        )
-        parts.append(part)
-    rows = pd.concat(parts, axis=1).reset_index()
+
+    rows = _rows_on_sets(sets)
     rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"])
     rows = rows.sort_values(["other", "budget", "down"])
     legend = []
     correlations = _rank_correlations(rows[rows["other"]], names)
     if correlations:
         legend.append(correlations)
-    if len({tuple(ranking.setting.seeds) for ranking in sets}) > 1:
-        tests = [f"{len(ranking.setting.seeds)} on {name}" for ranking, name in zip(sets, names, strict=True)]
+    if len({tuple(ranking.comparison.seeds) for ranking in sets}) > 1:
+        tests = [f"{len(ranking.comparison.seeds)} on {name}" for ranking, name in zip(sets, names, strict=True)]
         legend.append(f"The sets were tested with other networks or seeds: {', '.join(tests)}.")
     tasks = dict.fromkeys(ranking.task for ranking in sets)
-    above = f"{sets[0].setting.model} on {', '.join(tasks)}"
+    above = f"{sets[0].comparison.model} on {', '.join(tasks)}"
     return Table(dicts(rows[keys_of(columns)]), columns, above=above, legend=legend)
+
+
+def _rows_on_sets(sets: Sequence[Ranking]) -> pd.DataFrame:
+    """Return a row for each budget and strategy, with `accuracy_k` and `rank_k` on set k."""
+    entries = [pd.MultiIndex.from_frame(ranking.rows[["budget", "strategy"]]) for ranking in sets]
+    on_all = reduce(pd.MultiIndex.intersection, entries)
+    parts = []
+    for number, (ranking, of_set) in enumerate(zip(sets, entries, strict=True)):
+        values = {
+            f"accuracy_{number}": ranking.rows["accuracy"].to_numpy(),
+            f"rank_{number}": _ranks_of_budgets(ranking, of_set.isin(on_all)).to_numpy(),
+        }
+        parts.append(pd.DataFrame(values, of_set))
+    return pd.concat(parts, axis=1).reset_index()
 
 
 def _ranks_of_budgets(ranking: Ranking, on_all: np.ndarray) -> pd.Series:
@@ -489,8 +502,12 @@ def _ranks_of_budgets(ranking: Ranking, on_all: np.ndarray) -> pd.Series:
     ranks = pd.Series("", ranking.rows.index)
     budgets = ranking.rows["budget"].where(on_all)
     for places in ranking.rows.groupby(budgets).indices.values():
-        ranks.iloc[places] = ranking.pairs.among(places).ranks()
+        ranks.iloc[places] = _texts_of_ranks(ranking.pairs.among(places))
     return ranks.mask(ranking.rows["strategy"] == DENSE, "")
+
+
+def _texts_of_ranks(pairs: paired.Pairs) -> list[str]:
+    return [rank_text(low, high) for low, high in pairs.ranks()]
 
 
 def _rank_correlations(rows: pd.DataFrame, names: Sequence[str]) -> str:
@@ -538,31 +555,41 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None, strategies: Se
         )
     if strategies:
         check_names(strategies, [name for ranking in rankings for name in ranking.rows["strategy"]])
-        chosen = [
-            ranking.rows["strategy"].map(lambda name: is_chosen(name, strategies)).astype(bool) for ranking in rankings
-        ]
-        rankings = [ranking._replace(rows=ranking.rows[mask]) for ranking, mask in zip(rankings, chosen, strict=True)]
-    times = None
-    if speed is not None:
-        try:
-            times = pd.read_json(speed / TIMES, lines=True, dtype=False)[list(MEASURED)]
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{speed / TIMES} cannot be read",
-                got=reason_of(error),
-                next_step="give a folder that sparsebench speed has written, or measure again with it",
-            ) from error
-        times = times[(times["mode"] == "eager") & times["latency"].notna()]
+        rankings = [_only_rows(ranking, strategies) for ranking in rankings]
+    times = None if speed is None else _read_times(speed)
     tables = [_paper_of(ranking, times, speed) for ranking in rankings]
     notes = []
-    for ranking in rankings:
-        tested = ranking.setting.every.loc[np.unique(ranking.setting.tested["entry"]), "strategy"]
-        missing = [] if strategies else tested[~tested.isin(ranking.rows["strategy"])].unique().tolist()
+    for ranking in () if strategies else rankings:
+        tested = ranking.comparison.every.loc[np.unique(ranking.comparison.tested["entry"]), "strategy"]
+        missing = tested[~tested.isin(ranking.rows["strategy"])].unique().tolist()
         if missing:
-            notes.append(f"not in the table, as they are oracles or not ranked: {few(missing, NAMED, 100)}")
+            notes.append(f"not in the table, as they are oracles or not ranked: {few(missing, MOST_NAMED, 100)}")
     columns = PAPER if speed is None else TIMED
     data = Table([row for table in tables for row in table.rows], columns)
     return Report(tables or [Table([], columns)], data, notes)
+
+
+def _only_rows(ranking: Ranking, strategies: Sequence[str]) -> Ranking:
+    """Return a ranking with the rows of some strategies, and of dense."""
+    mask = ranking.rows["strategy"].map(lambda name: is_chosen(name, strategies)).astype(bool)
+    return ranking._replace(rows=ranking.rows[mask])
+
+
+def _read_times(speed: Path) -> pd.DataFrame:
+    """Return the times in a folder of `sparsebench speed`, without those of compiled networks.
+
+    Raises:
+        UserError: the folder has no times.
+    """
+    try:
+        times = pd.read_json(speed / TIMES, lines=True, dtype=False)[list(COLUMNS_OF_TIMES)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{speed / TIMES} cannot be read",
+            got=reason_of(error),
+            next_step="give a folder that sparsebench speed has written, or measure again with it",
+        ) from error
+    return times[(times["mode"] == "eager") & times["latency"].notna()]
 
 
 def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) -> Table:
@@ -570,14 +597,14 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
 
     Args:
         ranking: the ranking.
-        times: rows of the file TIMES with the columns MEASURED; None for the speeds of records.
+        times: rows of the file TIMES with the columns COLUMNS_OF_TIMES; None for the speeds of records.
         speed: the folder of the times.
     """
-    setting = ranking.setting
-    network = str(setting.params[1].get("arch", setting.model))
-    precision = str(setting.params[1].get("precision", "float32"))
+    comparison = ranking.comparison
+    network = str(comparison.params[1].get("arch", comparison.model))
+    precision = str(comparison.params[1].get("precision", "float32"))
     rows = _rows_of_paper(ranking)
-    tested = setting.tested[setting.tested["entry"].isin(ranking.rows.index)]
+    tested = comparison.tested[comparison.tested["entry"].isin(ranking.rows.index)]
     legend = [] if times is None else _add_times(rows, times, network, precision)
     has_times = bool(legend)
     if not has_times:
@@ -592,8 +619,8 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
     n_items = tested[ITEMS].max() if len(rows) else 0
     quantities = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
     above = (
-        f"{network} on {setting.task}, {networks}, {n_items:,} test {items_of(setting)} each: {quantities} in %, gain "
-        "over dense in points with its 95 % interval."
+        f"{network} on {comparison.task}, {networks}, {n_items:,} test {items_of(comparison)} each: {quantities} in %, "
+        "gain over dense in points with its 95 % interval."
     )
     return Table(
         dicts(rows),
@@ -601,7 +628,7 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
         above=plain(above, 500),
         legend=[plain(line, 500) for line in legend],
         group="group",
-        label=_label_of(setting, network),
+        label=_label_of(comparison, network),
         bold="the best of a budget" if rows["accuracy_best"].any() else "",
     )
 
@@ -611,28 +638,35 @@ def _add_times(rows: pd.DataFrame, times: pd.DataFrame, network: str, precision:
 
     Without times of dense on this network, nothing is written and there are no lines.
     """
-    # Other MACs of dense mean images of another size.
-    dense = (rows["macs"] / rows["macs_ratio"]).median()
-    same_size = (times["macs"] / times["macs_ratio"] / dense - 1).abs() <= TOLERANCE
-    times = times[(times["network"] == network) & (times["precision"] == precision) & same_size]
+    times = _times_of(rows, times, network, precision)
     # The file has no budget for dense.
     budgets = rows["budget"].mask(rows["strategy"] == DENSE, "")
     entries = list(zip(rows["strategy"], budgets, strict=True))
     timed = set(zip(times["strategy"], times["budget"], strict=True))
     if (DENSE, "") not in timed or (DENSE, "") not in entries:
         return []
+
     batch = int(times.loc[times["strategy"] == DENSE, "batch"].max())
-    at_largest = times[times["batch"] == batch].set_index(["strategy", "budget"]).reindex(entries)
+    by_entry = times.set_index(["strategy", "budget"])
+    at_largest = by_entry[by_entry["batch"] == batch].reindex(entries)
+    at_one = by_entry[by_entry["batch"] == 1].reindex(entries)
     for name in ("images_per_s", "speed_up", "memory"):
         rows[name] = at_largest[name].to_numpy(float)
-    at_one = times[times["batch"] == 1].set_index(["strategy", "budget"]).reindex(entries)
     rows["latency"] = 1000 * at_one["latency"].to_numpy(float)
+
     devices = ", ".join(sorted(set(times["device"].astype(str))))
     legend = [f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn."]
     without = [f"{strategy} ({budget})" for strategy, budget in entries if (strategy, budget) not in timed]
     if without:
-        legend.append(f"Without times: {few(without, NAMED, 100)}.")
+        legend.append(f"Without times: {few(without, MOST_NAMED, 100)}.")
     return legend
+
+
+def _times_of(rows: pd.DataFrame, times: pd.DataFrame, network: str, precision: str) -> pd.DataFrame:
+    """Return the times of this network in this precision, on images of the same size as those of the rows."""
+    dense_macs = (rows["macs"] / rows["macs_ratio"]).median()
+    has_same_macs = (times["macs"] / times["macs_ratio"] / dense_macs - 1).abs() <= TOLERANCE
+    return times[(times["network"] == network) & (times["precision"] == precision) & has_same_macs]
 
 
 def _on_speed_of_records(rows: pd.DataFrame, tested: pd.DataFrame, precision: str) -> list[str]:
@@ -659,9 +693,9 @@ def _from_to(numbers: pd.Series) -> str:
     return " to ".join(str(end) for end in ends)
 
 
-def _label_of(setting: Setting, network: str) -> str:
+def _label_of(comparison: Comparison, network: str) -> str:
     """Return the label of a table in LaTeX: each word of task, model, network and number of samples once."""
-    text = f"{setting.task} {setting.model} {network} {setting.largest or ''}"
+    text = f"{comparison.task} {comparison.model} {network} {comparison.largest or ''}"
     words = dict.fromkeys(text.lower().split())
     label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
     return f"tab:{label}"
@@ -669,40 +703,47 @@ def _label_of(setting: Setting, network: str) -> str:
 
 def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
     """Return the rows in order. `group` is the budget, and `accuracy_best` marks the best rows of a budget."""
-    setting = ranking.setting
+    comparison = ranking.comparison
     is_dense = ranking.rows["strategy"] == DENSE
-    means = over_seeds(setting.tested, {"parameters": "mean", "accuracy_top5": "mean"})
+    means = over_seeds(comparison.tested, {"parameters": "mean", "accuracy_top5": "mean"})
+    forms = comparison.entries.loc[ranking.rows.index, "form"]
+    names = ranking.rows["strategy"]
     rows = ranking.rows.assign(
-        task=setting.task,
-        model=setting.model,
-        n_train=setting.largest,
+        task=comparison.task,
+        model=comparison.model,
+        method=names.where(forms == "", names + ", " + forms),
+        n_train=comparison.largest,
         parameters=means["parameters"],
         accuracy_top5=means["accuracy_top5"],
-        speed_up=speed_ups(setting.tested),
+        speed_up=speed_ups(comparison.tested),
     )
     rows.loc[is_dense, list(BY_KEY["accuracy_delta"].keys)] = np.nan
-    # Rows with the same share of dense MACs are a group, whatever else their budgets say.
-    shares = setting.entries.loc[rows.index, "asked"]
-    other_budgets = rows["budget"].mask(is_dense, DENSE)
-    groups = shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, other_budgets)
-    besides = pd.Series(map(besides_share, rows["budget"], shares), rows.index, dtype=object)
-    rows["method"] = rows["strategy"].where(besides == "", rows["strategy"] + ", " + besides)
+
     # Dense, then the groups by falling cost, each with its most accurate row first.
-    order = pd.DataFrame(
-        {
-            "dense": ~is_dense,
-            "cost": -rows["macs_ratio"].fillna(0).groupby(groups).transform("max"),
-            "group": groups,
-            "accuracy": -rows["accuracy"],
-            "method": rows["method"],
-        }
-    )
-    rows = rows.loc[order.sort_values(list(order)).index]
+    groups = _groups_of_paper(comparison, rows)
+    order = {
+        "dense": ~is_dense,
+        "cost": -rows["macs_ratio"].fillna(0).groupby(groups).transform("max"),
+        "group": groups,
+        "accuracy": -rows["accuracy"],
+        "method": rows["method"],
+    }
+    rows = in_order(rows, order)
+
     # All rows that print as the best accuracy of their group are best, unless all rows of the group print alike.
     top_1 = next(column for column in PAPER if column.key == "accuracy")
-    rows["shown"] = [text_of(row, top_1) for row in dicts(rows)]
-    texts = rows["shown"].groupby(groups)
-    highest = texts.transform("first")
-    lowest = texts.transform("last")
-    group = groups if groups.duplicated().any() else is_dense
-    return rows.assign(group=group, accuracy_best=(rows["shown"] == highest) & (highest != lowest))
+    texts = pd.Series([text_of(row, top_1) for row in dicts(rows)], rows.index, dtype=object)
+    highest = texts.groupby(groups).transform("first")
+    lowest = texts.groupby(groups).transform("last")
+    return rows.assign(
+        group=groups if groups.duplicated().any() else is_dense,
+        accuracy_best=(texts == highest) & (highest != lowest),
+    )
+
+
+def _groups_of_paper(comparison: Comparison, rows: pd.DataFrame) -> pd.Series:
+    """Return the group of each row: dense, the share of dense MACs whatever else its budget says, or its budget."""
+    shares = comparison.entries.loc[rows.index, "asked"]
+    is_dense = rows["strategy"] == DENSE
+    other_budgets = rows["budget"].mask(is_dense, DENSE)
+    return shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, other_budgets)

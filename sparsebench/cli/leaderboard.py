@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,8 +17,8 @@ from sparsebench.files import write_whole
 from sparsebench.stats import style
 
 HTML, BIBTEX = "html", "bibtex"
-SHOWN = 5
-"""Maximum number of cells of a board that --check names."""
+MOST_CONTRADICTIONS = 5
+"""Largest number of contradictions of a board that --check prints."""
 
 
 @click.command()
@@ -96,29 +97,25 @@ def leaderboard(
     The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
-    chosen = {"--of": quantity, "--width": columns_of_paper}
-    if picture is None and (extra := [name for name, value in chosen.items() if value is not None]):
-        raise UserError(f"{extra[0]} needs a picture", next_step="add --picture FILE.png")
-    if speed is not None and view != "paper":
-        raise UserError("--speed needs the table of a paper", next_step="add --view paper")
     names = _names(strategies or "")
+    if picture is None:
+        _refuse({"--of": quantity, "--width": columns_of_paper}, "a picture", next_step="add --picture FILE.png")
+    if view != "paper":
+        _refuse({"--speed": speed}, "the table of a paper", next_step="add --view paper")
     if picture is not None:
         _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two")
         return
-    if names and (check or update):
-        raise UserError("--check and --update compare whole boards", next_step="leave --strategies out")
     if check or update:
-        sys.exit(_compare_or_write(folder, update))
+        if names:
+            raise UserError("--check and --update compare whole boards", next_step="leave --strategies out")
+        sys.exit(_update(folder) if update else _check(folder))
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("an HTML page cannot be shown in a terminal", next_step="give -o FILE.html")
-    of_tables = {"--columns": choice.names, "--strategies": names, "--view": view != "board"}
-    if form in (HTML, BIBTEX) and (extra := [name for name, value in of_tables.items() if value]):
-        raise UserError(f"{extra[0]} needs a table", got=f"--format {form}", allowed=list(FORMATS))
+    if form in (HTML, BIBTEX):
+        of_tables = {"--columns": choice.names, "--strategies": names, "--view": view != "board"}
+        _refuse(of_tables, "a table", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
-        from sparsebench.board.board import gather
-        from sparsebench.board.published import page
-
-        content = page(gather(folder))
+        content = _page(folder)
     else:
         technical = notes or output is not None
         content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
@@ -129,9 +126,24 @@ def leaderboard(
     click.echo(f"written: {output}", err=True)
 
 
+def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
+    """Raise UserError with hints if one of the options is given, as they need something else."""
+    for name, value in options.items():
+        if value:
+            raise UserError(f"{name} needs {needed}", **hints)
+
+
 def _names(text: str) -> list[str]:
     """Return the names in a list with commas. Commas in parentheses separate the parameters of a strategy."""
     return [name for part in re.split(r",(?![^(]*\))", text) if (name := part.strip())]
+
+
+def _page(folder: Path) -> bytes:
+    from sparsebench.board.board import gather
+    from sparsebench.board.published import page
+    from sparsebench.publish.submission import badges
+
+    return page(gather(folder, badges(folder)))
 
 
 def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str) -> None:
@@ -143,46 +155,63 @@ def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], wi
     click.echo(f"written: {file}", err=True)
 
 
-def _compare_or_write(folder: Path, write: bool) -> int:
-    """Compare the boards in a folder with their records, or write them. Return the exit code of the command."""
+def _check(folder: Path) -> int:
+    """Compare the boards in a folder, and the documents that show them, with their records; return the exit code."""
     from sparsebench.board import published
-    from sparsebench.publish import MANIFEST
-    from sparsebench.publish.submission import contradictions
+    from sparsebench.publish.submission import badges, contradictions
 
-    if write and (folder / MANIFEST).is_file():
+    folders = published.boards(folder)
+    for place in published.without_boards(folder):
+        click.echo(f"{place}: has records and no board; --update writes it")
+    n_different = n_contradicted = 0
+    for board in folders:
+        names = [path.name for path in published.differences(published.board_files(board, badges(board)))]
+        click.echo(_state(board, "files that differ from its records", names))
+        n_different += bool(names)
+        conflicts = list(contradictions(board))
+        n_contradicted += bool(conflicts)
+        for text in conflicts[:MOST_CONTRADICTIONS]:
+            click.echo(f"{board}: {text}")
+        if len(conflicts) > MOST_CONTRADICTIONS:
+            click.echo(f"{board}: and {len(conflicts) - MOST_CONTRADICTIONS} more contradictions")
+    if n_contradicted:
+        click.echo(f"records of {n_contradicted} boards contradict themselves: run their cells again", err=True)
+    if n_different:
+        click.echo(
+            f"{n_different} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True
+        )
+
+    stale = published.differences(published.documents(folder))
+    for path in stale:
+        click.echo(f"{path}: does not show what is in {folder}")
+    if stale:
+        documents = f"{len(stale)} document{'s' if len(stale) > 1 else ''}"
+        click.echo(f"{documents} differ; run `sparsebench leaderboard {folder} --update`", err=True)
+    return int(bool(n_different or n_contradicted or stale))
+
+
+def _update(folder: Path) -> int:
+    """Write the boards in a folder, also new ones, and the documents that show them; return the exit code."""
+    from sparsebench.board import published
+    from sparsebench.publish.submission import badges
+    from sparsebench.records.manifests import MANIFEST
+
+    if (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} is a submission, to which no files are added",
             next_step=f"`sparsebench leaderboard {folder} -o FILE` writes its board to another place",
         )
-    wrong = contradicted = 0
-    folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder, new=write)
-    new = [] if write else published.without_boards(folder)
-    click.echo("".join(f"{place}: has records and no board; --update writes it\n" for place in new), nl=False)
+    folders = [folder] if (folder / "records").is_dir() else published.boards(folder, new=True)
     for board in folders:
-        contents = published.board_files(board)
-        names = [path.name for path in (published.write if write else published.differences)(contents)]
-        state = "written" if write else "files that differ from its records"
-        click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records")
-        wrong += bool(names) and not write
-        conflicts = [] if write else list(contradictions(board))
-        for text in conflicts[:SHOWN]:
-            click.echo(f"{board}: {text}")
-        if len(conflicts) > SHOWN:
-            click.echo(f"{board}: and {len(conflicts) - SHOWN} more contradictions")
-        contradicted += bool(conflicts)
-    if contradicted:
-        click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
-    if wrong:
-        click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
-    stale = (published.write if write else published.differences)(published.documents(folder))
-    for path in stale:
-        click.echo(f"{path}: {'written' if write else f'does not show what is in {folder}'}")
-    if stale and not write:
-        click.echo(
-            f"{len(stale)} document{'s' * (len(stale) > 1)} differ; run `sparsebench leaderboard {folder} --update`",
-            err=True,
-        )
-    return int(wrong + contradicted > 0 or (bool(stale) and not write))
+        names = [path.name for path in published.write(published.board_files(board, badges(board)))]
+        click.echo(_state(board, "written", names))
+    for path in published.write(published.documents(folder)):
+        click.echo(f"{path}: written")
+    return 0
+
+
+def _state(board: Path, state: str, names: Sequence[str]) -> str:
+    return f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records"
 
 
 def _text(
@@ -196,14 +225,16 @@ def _text(
     technical: bool,
 ) -> str:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, machines, notes_on, unequal
+    from sparsebench.board.board import bibtex
     from sparsebench.board.judge import judge
-    from sparsebench.board.settings import frame_of, read
+    from sparsebench.board.notes import machines, notes_on, unequal
+    from sparsebench.board.reading import frame_of, read
     from sparsebench.board.tables import render
+    from sparsebench.publish.submission import badges
     from sparsebench.records.store import Store
 
     opened = Store(folder)
-    records = frame_of(read(opened))
+    records = frame_of(read(opened, badges=badges(folder)))
     if form == BIBTEX:
         return "\n\n".join([*bibtex(opened, records), ""])
     result = judge(records, "task" if view == "shifts" else by)
@@ -217,7 +248,7 @@ def _text(
         return render(views.only(compared, strategies) if strategies else compared, form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # formats that hold only a table
-        for line in (*unequal(result.settings, opened), *machines(records)):
+        for line in (*unequal(result.comparisons, opened), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, result, opened, technical=technical or form != "table")

@@ -19,16 +19,16 @@ from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, op
 from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
-from sparsebench.publish import MANIFEST
 from sparsebench.records import store, table
+from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.publish.submission import Verdict
 
-SHOWN = 5
-"""Maximum number of cells that `merge` names."""
+MOST_CONTRADICTIONS = 5
+"""Largest number of contradictions that `merge` prints."""
 
 
 @click.command(cls=Guided)
@@ -177,7 +177,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     from sparsebench.publish.submission import contradictions
 
     click.echo(f"written: {out}, {store.merge(folders, out)} records", err=True)
-    wrong = list(islice(contradictions(out), SHOWN))
+    wrong = list(islice(contradictions(out), MOST_CONTRADICTIONS))
     for text in wrong:
         click.echo(f"{out}: {text}", err=True)
     sys.exit(int(bool(wrong)))

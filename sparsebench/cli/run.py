@@ -72,7 +72,7 @@ def run(
     folder = store.Store(out)
     with Progress(out) as progress:
         board, finished = execute(request, files, execution, folder, progress)
-    from sparsebench.board.board import below_chance, notes_on
+    from sparsebench.board.notes import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 

@@ -421,7 +421,7 @@ def add_published(report: Report, rankings: Sequence[Ranking]) -> Report:
 
 
 def _add_numbers(table: Table, ranking: Ranking) -> Table:
-    task, model = ranking.setting.params
+    task, model = ranking.comparison.params
     registry, numbers = Registry(), dict[tuple[str, str], float]()
     whole = task.get("labels") == "imagenet" and task.get("among", "head") == "head"
     for claim in load() if whole else ():

@@ -108,7 +108,8 @@ def replay(
     """
     if verdict.badge != "reported":
         return
-    manifest, registry = manifest_of(folder), Registry(shipped_only=True)
+    manifest = manifest_of(folder)
+    registry = Registry(shipped_only=True)
     plugin = plugin_of(folder, manifest)
     if plugin is None:
         _check_source(manifest, registry)
@@ -116,27 +117,38 @@ def replay(
     results = [record for record in read_records(folder) if record.status == "ok"]
     records = _draw(results, manifest.strategy, number, seed)
     cells = [record.cell for record in records]
-    if absent := lacking(cells, manifest.plugin):
-        what = f"cells of {few(absent)} cannot be replayed: {ALONE}"
+    missing = lacking(cells, manifest.plugin)
+    if missing:
+        what = f"cells of {few(missing)} cannot be replayed: {ALONE}"
         raise UserError(what, next_step="verify the submission without --replay")
     _locate(cells, registry, files, manifest.plugin)
+
     with enclose(_input_files(manifest, plugin, files)):
-        if broken := _check_failures(manifest, records, plugin):
-            return verdict.settle(broken, "replayed")
-        again = _run(records, manifest, registry, plugin, files, device, on_stop)
+        broken = _check_failures(manifest, records, plugin)
+        if broken:
+            verdict.settle(broken, "replayed")
+            return
+        replayed = _run(records, manifest, registry, plugin, files, device, on_stop)
+
     adaptive = {name for (name, _), strategy in manifests.strategies(folder).items() if strategy.adaptive}
-    wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
-    n, total = (sum(x.cell.strategy.name == manifest.strategy for x in part) for part in (records, results))
-    verdict.notes.append(
-        f"replayed {len(records)} of {len(results)} cells ({n} of {total} cells of the strategy), "
-        f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
-    )
+    wrong, elsewhere, points = compare([(record, replayed[record.cell_id]) for record in records], adaptive)
+    verdict.notes.append(_about_draw(records, results, manifest.strategy, seed))
     if elsewhere:
         verdict.notes.append(
             f"according to the submission {elsewhere} of them ran on another machine or not on a CPU; "
             f"accuracies agree within {points:.2f} points"
         )
     verdict.settle(wrong, "replayed")
+
+
+def _about_draw(records: Sequence[Record], results: Sequence[Record], strategy: str, seed: int) -> str:
+    """Return a line on the records that were drawn from the results, and how to draw them again."""
+    n_drawn = sum(record.cell.strategy.name == strategy for record in records)
+    n_results = sum(record.cell.strategy.name == strategy for record in results)
+    return (
+        f"replayed {len(records)} of {len(results)} cells ({n_drawn} of {n_results} cells of the strategy), "
+        f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
+    )
 
 
 def _check_source(manifest: Manifest, registry: Registry) -> None:
@@ -216,16 +228,7 @@ def _run(
     options = Execution(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
-        job, cell = _job(record.cell, record, manifest, registry, plugin), record.cell
-        training = cell.init if cell.track == "frozen" else None
-        if cell.track != "frozen" and not is_own(cell, manifest.plugin):  # such a cell trains its network itself
-            trained = JobMaker(registry).training_of(registry.resolve(cell))
-            training = trained.cell if trained else None
-        for init in (*cell.inits, *([training] if training else [])):
-            jobs[init.id] = _job(init, record, manifest, registry, plugin).model_copy(update={"keep_weights": True})
-        if training is not None:
-            job = job.model_copy(update={"after": training.id, "network": training.id})
-        jobs.setdefault(record.cell_id, job)
+        _add_jobs(jobs, record, manifest, registry, plugin)
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
         networks = Networks(Path(out), {}, files.networks)
         ids = {record.cell_id for record in records}
@@ -249,6 +252,31 @@ def _run(
         return dict(store.read(Path(out)))
 
 
+def _add_jobs(
+    jobs: dict[str, Job], record: Record, manifest: Manifest, registry: Registry, plugin: Path | None
+) -> None:
+    """Add the jobs of a record's cell and of the cells that it starts from, by cell id.
+
+    A cell tests the network of another cell if its track is frozen, or if its strategy acts in the test only. A cell of
+    the strategy's own file trains its network itself, as this process does not import the file.
+    """
+    cell = record.cell
+    trained = None
+    if cell.track == "frozen":
+        trained = cell.init
+    elif not is_own(cell, manifest.plugin):
+        resolved = JobMaker(registry).training_of(registry.resolve(cell))
+        trained = resolved.cell if resolved else None
+
+    for start in (*cell.inits, *([trained] if trained else [])):
+        job = _job(start, record, manifest, registry, plugin)
+        jobs[start.id] = job.model_copy(update={"keep_weights": True})
+    job = _job(cell, record, manifest, registry, plugin)
+    if trained is not None:
+        job = job.model_copy(update={"after": trained.id, "network": trained.id})
+    jobs.setdefault(record.cell_id, job)
+
+
 def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Origin) -> Located:
     """Locate the files of the cells on this machine.
 
@@ -257,8 +285,8 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Ori
     Raises:
         UserError: if pictures or weights are missing that cells identify by content.
     """
-    own = {"composite" if cell.n_train else "folder" for cell in cells if is_own(cell, plugin)}
-    names = own | {cell.task.name for cell in cells if not is_own(cell, plugin)}
+    of_file = {"composite" if cell.n_train else "folder" for cell in cells if is_own(cell, plugin)}
+    names = of_file | {cell.task.name for cell in cells if not is_own(cell, plugin)}
     located = locate(files, [registry.task(name) for name in sorted(names)])
     for cell in cells:
         parts = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}

@@ -20,7 +20,7 @@ import secrets
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,9 +38,8 @@ from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.manifests import FileEntry, StrategyEntry, SuiteEntry, setting_of
+from sparsebench.records.manifests import MANIFEST, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Cell, Origin, Part, Record, Value, canonical, digest, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
@@ -57,7 +56,7 @@ MEANINGS: dict[Badge, str] = {
 }
 ALONE = "a submission has no plugin but the strategy's"
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
-SHOWN = 5
+MOST_REASONS = 5
 """Maximum number of reasons in a verdict."""
 TOLERANCE = 1e-12
 """Relative and absolute tolerance. Other builds sum in another order, with errors of log2(n) 2^-53 (Higham 1993)."""
@@ -136,8 +135,8 @@ class Verdict:
 
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Store the reasons why the submission is wrong; without any, set the badge."""
-        more = [f"and {len(why) - SHOWN} more"] if len(why) > SHOWN else []
-        self.why, self.wrong, self.badge = [*why[:SHOWN], *more], bool(why), self.badge if why else badge
+        more = [f"and {len(why) - MOST_REASONS} more"] if len(why) > MOST_REASONS else []
+        self.why, self.wrong, self.badge = [*why[:MOST_REASONS], *more], bool(why), self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
@@ -157,6 +156,14 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
     return verdict
 
 
+def badges(folder: Path) -> dict[str, str]:
+    """Return the badge of the strategy that a folder submits, by its name; {} if the folder is not a submission."""
+    if not os.path.lexists(folder / MANIFEST):
+        return {}
+    verdict = verify(folder)
+    return {verdict.strategy: verdict.badge}
+
+
 def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     """Write the submission TO/<strategy>/<version>/ from a run's folder, and return the verdict of `verify`.
 
@@ -174,46 +181,24 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
     results = [record for record in records.values() if record.cell.strategy.name == name]
-    origin, descriptions = max((record.origin for record in results), key=repr), manifests.strategies(out)
-    about = descriptions.get((name, origin.revision))
-    if about is None or (origin.plugin.startswith("file:") and not about.source):
-        gap = "description" if about is None else "source file"
+    origin = max((record.origin for record in results), key=repr)
+    entry = manifests.strategies(out).get((name, origin.revision))
+    if entry is None or (origin.plugin.startswith("file:") and not entry.source):
+        gap = "description" if entry is None else "source file"
         raise UserError(f"{out} lacks the {gap} of strategy '{name}'", next_step=AGAIN)
     suite = _suite(manifests.suites(out), results, out)
-    selection = {
-        cell_id: record
-        for cell_id, record in records.items()
-        if (record.cell.strategy.name == name or record.kind != "deployable")
-        and setting_of(record.cell) in suite.settings
-    }
-    starts = {record.cell.init.id for record in selection.values() if record.cell.init is not None}
-    selection |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
-    notes = list(_notes(name, origin, selection.values()))
-
-    revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
-    texts = [
-        descriptions[key].model_copy(update={"file": "", "source": {}, "data": {}})
-        for key in revisions & set(descriptions)
-    ]
-    values: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
-    values += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
-    dumps = [(folder, value.model_dump(mode="json")) for folder, value in values]
-    sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumps}
-    ids, machines = {record.environment for record in selection.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
-    sidecars |= {name: text for name, text in machines.items() if Path(name).stem in ids}
+    selection = _selection(records, name, suite)
+    notes = list(_notes(name, origin, selection))
 
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():
         raise UserError(f"{folder} already exists and is not overwritten", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
-        table.write(part / RECORDS, table.table_of((record, 0) for record in selection.values()), sidecars)
-        for path, text in about.source.items():
-            files.write_whole(part / PLUGIN / path, text.encode())
-        for path, text in about.data.items():
-            files.write_whole(part / PLUGIN / path, base64.b64decode(text))
-        records_hash = files.content_hash(part / RECORDS)
-        manifest = Manifest(strategy=name, plugin=origin, file=about.file, records=records_hash)
+        rows = table.table_of((record, 0) for record in selection)
+        table.write(part / RECORDS, rows, _sidecars(out, selection, suite))
+        _write_plugin(part, entry)
+        manifest = Manifest(strategy=name, plugin=origin, file=entry.file, records=files.content_hash(part / RECORDS))
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
         verdict = verify(part)
         if verdict.wrong:
@@ -221,11 +206,65 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
                 f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
                 next_step=f"{AGAIN}; --rerun always replaces all records",
             )
-        verdict.folder, verdict.notes = str(folder), notes
         os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+    verdict.folder = str(folder)
+    verdict.notes = notes
     return verdict
+
+
+def _selection(records: Mapping[str, Record], name: str, suite: SuiteEntry) -> list[Record]:
+    """Return the records of a submission: those of the strategy and of baselines and oracles in the suite.
+
+    The records of cells whose weights they start from follow.
+
+    Args:
+        records: all records of the run, by cell id.
+        name: the strategy.
+        suite: the suite.
+    """
+    selection = {}
+    for cell_id, record in records.items():
+        is_published = record.cell.strategy.name == name or record.kind != "deployable"
+        if is_published and setting_of(record.cell) in suite.settings:
+            selection[cell_id] = record
+    starts = {record.cell.init.id for record in selection.values() if record.cell.init is not None}
+    selection |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
+    return list(selection.values())
+
+
+def _sidecars(out: Path, records: Collection[Record], suite: SuiteEntry) -> dict[str, str]:
+    """Return the texts that describe the records of a submission, by file name.
+
+    They are the suite, the strategies without their source, the pictures that were left out, and the machines.
+    """
+    values: list[tuple[str, Value]] = [(manifests.SUITES, suite)]
+    strategies = manifests.strategies(out)
+    used = {(record.cell.strategy.name, record.origin.revision) for record in records}
+    for key in used & set(strategies):
+        without_source = strategies[key].model_copy(update={"file": "", "source": {}, "data": {}})
+        values.append((manifests.STRATEGIES, without_source))
+    for name, line in manifests.omissions(out):
+        values.append((manifests.FILES, FileEntry(name=name, left_out=line)))
+
+    sidecars = {}
+    for folder, value in values:
+        content = value.model_dump(mode="json")
+        sidecars[f"{folder}/{digest(content)}.json"] = canonical(content)
+    machines = {record.environment for record in records}
+    for path, text in store.sidecars(out, manifests.ENVIRONMENTS).items():
+        if Path(path).stem in machines:
+            sidecars[path] = text
+    return sidecars
+
+
+def _write_plugin(folder: Path, entry: StrategyEntry) -> None:
+    """Write the strategy's file, and the modules of its author that it imports, into a submission."""
+    for path, text in entry.source.items():
+        files.write_whole(folder / PLUGIN / path, text.encode())
+    for path, text in entry.data.items():
+        files.write_whole(folder / PLUGIN / path, base64.b64decode(text))
 
 
 def _strategy(records: Collection[Record], choice: str | None) -> str:
@@ -246,20 +285,24 @@ def _notes(name: str, plugin: Origin, records: Collection[Record]) -> Iterator[s
     Raises:
         UserError: no cell of the strategy has a result.
     """
-    own = [record for record in records if record.cell.strategy.name == name]
-    failures = Counter(f"{x.status}: {x.failure.reason if x.failure else ''}" for x in own if x.status != "ok")
+    of_strategy = [record for record in records if record.cell.strategy.name == name]
+    failures: Counter[str] = Counter()
+    for record in of_strategy:
+        if record.status != "ok":
+            failures[f"{record.status}: {record.failure.reason if record.failure else ''}"] += 1
     if failures:
         reason, count = failures.most_common(1)[0]
         most = f"{count} {plain(reason)}"
-        if failures.total() == len(own):
+        if failures.total() == len(of_strategy):
             raise UserError(
                 f"nothing to submit: no cell of '{name}' has a result",
                 got=most,
                 next_step="correct the cause and run again",
             )
-        yield f"{failures.total()} of {len(own)} cells of '{name}' have no result, among them {most}"
-    if absent := lacking([record.cell for record in records], plugin):
-        yield f"cells of {few(absent)} cannot be replayed: {ALONE}"
+        yield f"{failures.total()} of {len(of_strategy)} cells of '{name}' have no result, among them {most}"
+    missing = lacking([record.cell for record in records], plugin)
+    if missing:
+        yield f"cells of {few(missing)} cannot be replayed: {ALONE}"
 
 
 def is_own(cell: Cell, plugin: Origin) -> bool:

@@ -23,6 +23,8 @@ from sparsebench.strategy.base import Kind, Site
 
 STRATEGIES, SUITES, METRICS, ENVIRONMENTS = "strategies", "suites", "metrics", "environments"
 FILES = "files"
+MANIFEST = "manifest.json"
+"""The file that makes a folder a submission; see `publish.submission.Manifest`."""
 OWN = "no-suite"
 """Stands for the name of a suite if the cells are not those of a suite."""
 

@@ -316,7 +316,7 @@ class Store:
                     files.leave_out(path, error)
         for path in sealed_files(self.path):
             parts.append(read_sealed(path))
-        return table.join(parts or [table.table_of([]).select(list(filter(columns, table.KINDS)))])
+        return table.join(parts or [table.table_of([]).select(list(filter(columns, table.TYPE_OF_COLUMN)))])
 
 
 def read(out: Path, *, needed: bool = False) -> dict[str, Record]:

@@ -14,10 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of, shortage
-from sparsebench.measure.metrics import kind_of
-from sparsebench.records.record import NETWORK, SCHEMA, Cell, Origin, Record, RecordSummary, canonical
+from sparsebench.measure.metrics import Metric, kind_of
+from sparsebench.records.record import NETWORK, SCHEMA, Cell, Origin, Part, Record, RecordSummary, Where, canonical
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import is_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,16 +42,16 @@ CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
 """Columns that determine which of several records of a cell counts, see `store.counting`."""
 SUMMARY = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
 """Columns from which a `RecordSummary` is made."""
-SAME = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
-ORIGIN = tuple(Origin.model_fields)
-"""Columns that are fields of a record (SAME) and of its origin (ORIGIN)."""
+OF_RECORD = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
+OF_ORIGIN = tuple(Origin.model_fields)
+"""Columns that are fields of a record (OF_RECORD) and of its origin (OF_ORIGIN)."""
 ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS: "predicted", RANKS: "rank"}
 """Columns of bytes, and their fields of `Outcomes`."""
 PARTS = ("cell", "init", "metrics", "trajectory", "schedule", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `row_of`. Values and intervals of metrics have their own columns."""
 ADDED = frozenset({"schedule"})
 """Columns that older files lack. A file has them only if one of its rows has a value."""
-KINDS = {
+TYPE_OF_COLUMN = {
     **dict.fromkeys(
         (
             "cell_id",
@@ -80,11 +84,11 @@ KINDS = {
     **dict.fromkeys(PARTS, "string"),
 }
 """The columns of every table, and their types. All other columns are numbers: metrics and the ends of intervals."""
-FIXED = frozenset({*KINDS, "checks", "checks_remark"})
+FIXED = frozenset({*TYPE_OF_COLUMN, "checks", "checks_remark"})
 """Columns that do not belong to a metric."""
 DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
 """Columns whose values mostly differ between rows."""
-SHARED = tuple(name for name, kind in KINDS.items() if kind in ("string", "binary") and name not in DIFFERENT)
+SHARED = tuple(name for name, kind in TYPE_OF_COLUMN.items() if kind in ("string", "binary") and name not in DIFFERENT)
 """Columns that are dictionary-encoded: each distinct value is stored once."""
 ORDER = (
     "setting",
@@ -109,6 +113,16 @@ LONG = 1000
 """Maximum number of characters of a text in a row, except for a setting, which is JSON."""
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
 """Suffix of a budget's text: where the budget applies. The frozen track needs none: it is always the test."""
+IDENTITY = (
+    "strategy_name",
+    "strategy_params",
+    "budget_amount",
+    "budget_value",
+    "budget_rounding",
+    "budget_places",
+    "budget_where",
+)
+"""Columns with the parts of the labels `strategy` and `budget`, see `identity_of`. Files have them in `cell`."""
 
 
 def setting_text(cell: Cell) -> str:
@@ -130,7 +144,8 @@ def row_of(record: Record, checksum: int = 0) -> Row:
     The JSON of the cell omits `init`, `n_train` and `repetition`, which have their own columns. The JSON of a metric
     has unit, n and method. A metric that has the name of another column is left out.
     """
-    cell, outcomes = record.cell, record.outcomes
+    cell = record.cell
+    outcomes = record.outcomes
     track = cell.track if cell.n_train else "frozen"  # without training samples trained weights are only tested
     about = {
         "reason": record.failure.reason if record.failure else "",
@@ -147,24 +162,87 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         "cost_model": record.notes.get("cost_model", ""),
         ITEMS: outcomes.n if outcomes else 0,
         CHECKSUM: checksum,
-        **{name: getattr(record, name) for name in SAME},
-        **{name: getattr(record.origin, name) for name in ORIGIN},
+        **{name: getattr(record, name) for name in OF_RECORD},
+        **{name: getattr(record.origin, name) for name in OF_ORIGIN},
     }
-    row: Row = {name: plain(x, LONG) if type(x) is str else x for name, x in about.items()}
-    metrics = {name: metric for key, metric in record.metrics.items() if is_metric(name := plain(key))}
-    parts = {
+    row: Row = {name: plain(value, LONG) if type(value) is str else value for name, value in about.items()}
+    row["setting"] = setting_text(cell)
+    for name, field in ITEM.items():
+        row[name] = getattr(outcomes, field, b"")
+    metrics = _metrics_with_columns(record)
+    for name, part in _json_parts(record, metrics).items():
+        row[name] = canonical(part) if part else None
+    for name, metric in metrics.items():
+        row[name] = metric.value
+        for end, value in (("low", metric.low), ("high", metric.high)):
+            if value is not None:
+                row[f"{name}.{end}"] = value
+    return row
+
+
+def _metrics_with_columns(record: Record) -> dict[str, Metric]:
+    """Return the metrics of a record whose escaped names are no other columns, by these names."""
+    names = {key: plain(key) for key in record.metrics}
+    return {name: record.metrics[key] for key, name in names.items() if is_metric(name)}
+
+
+def _json_parts(record: Record, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return the contents of the columns PARTS of a record."""
+    cell = record.cell
+    return {
         "cell": cell.model_dump(mode="json", exclude={"init", "n_train", "repetition"}),
         "init": cell.init and cell.init.model_dump(mode="json"),
         "metrics": {name: [metric.unit, metric.n, metric.method] for name, metric in metrics.items()},
         **record.model_dump(mode="json", include={"trajectory", "schedule", "samples", "notes", "failure"}),
     }
-    row["setting"] = setting_text(cell)
-    row |= {name: getattr(outcomes, field, b"") for name, field in ITEM.items()}
-    row |= {name: canonical(part) if part else None for name, part in parts.items()}
-    for name, metric in metrics.items():
-        row[name] = metric.value
-        row |= {f"{name}.{end}": x for end in ("low", "high") if (x := getattr(metric, end)) is not None}
-    return row
+
+
+def identity_of(cell: str, strategy: str, track: str) -> Row:
+    """Return the parts that the labels of a row's strategy and budget are made of, as the columns IDENTITY.
+
+    `strategy_params` is JSON of the parameters that differ from their defaults, which are those in the label. The
+    amount, value, rounding and places of a budget are those of `Budget`. `budget_where` is a key of WHERE.
+
+    Args:
+        cell: the row's cell as JSON.
+        strategy: the label of its strategy.
+        track: its track.
+
+    Raises:
+        ValueError: the cell is not valid.
+    """
+    parts = _LabelParts.model_validate_json(cell)
+    params = {plain(key): _plain(value) for key, value in parts.strategy.params.items()}
+    changed = {key: value for key, value in params.items() if is_named(strategy, key, value)}
+    budget = parts.budget
+    return {
+        "strategy_name": plain(parts.strategy.name, LONG),
+        "strategy_params": canonical(changed),
+        "budget_amount": budget.amount,
+        "budget_value": plain(budget.value, LONG),
+        "budget_rounding": budget.rounding,
+        "budget_places": budget.places,
+        "budget_where": "both" if track == "frozen" else parts.where,
+    }
+
+
+class _LabelParts(BaseModel):
+    """The fields of a cell that labels are made of."""
+
+    strategy: Part
+    budget: Budget
+    where: Where = "both"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON with all texts escaped, see `plain`."""
+    if isinstance(value, str):
+        return plain(value, LONG)
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {plain(key): _plain(part) for key, part in value.items()}
+    return value
 
 
 def table_of(pairs: Iterable[tuple[Record, int]]) -> pa.Table:
@@ -180,7 +258,7 @@ def _types() -> dict[str, pa.DataType]:
     """Return the types of the columns of every table."""
     import pyarrow as pa
 
-    types = {name: pa.type_for_alias(kind) for name, kind in KINDS.items()}
+    types = {name: pa.type_for_alias(kind) for name, kind in TYPE_OF_COLUMN.items()}
     return types | {name: pa.dictionary(pa.int32(), types[name]) for name in SHARED}
 
 
@@ -204,21 +282,21 @@ def in_order(table: pa.Table) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    keys = {name: table[name].cast(KINDS[name]) for name in ORDER}
+    keys = {name: table[name].cast(TYPE_OF_COLUMN[name]) for name in ORDER}
     keys["init"] = keys["init"].fill_null("")  # rows without init come first
     order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in ORDER])
 
     def has_values(name: str) -> bool:
         return name in table.column_names and table[name].null_count < len(table)
 
-    fixed = [name for name in KINDS if name not in ADDED or has_values(name)]
+    fixed = [name for name in TYPE_OF_COLUMN if name not in ADDED or has_values(name)]
     metrics = sorted(name for name in table.column_names if is_metric(name) and has_values(name))
     table = table.select([*fixed, *metrics]).take(order)
     shared = [name for name in SHARED if name in fixed]
     batches = []
     for batch in table.to_batches(max_chunksize=BATCH):
         columns = {name: batch[name] for name in batch.schema.names}
-        columns |= {name: columns[name].cast(KINDS[name]).dictionary_encode() for name in shared}
+        columns |= {name: columns[name].cast(TYPE_OF_COLUMN[name]).dictionary_encode() for name in shared}
         batches.append(pa.record_batch(columns))
     return pa.Table.from_batches(batches, table.schema).unify_dictionaries().combine_chunks()
 
@@ -244,7 +322,7 @@ def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
             compression_level=LEVEL,
             row_group_size=BATCH,
             write_statistics=False,
-            use_dictionary=[name for name in KINDS if name in table.column_names and name not in DIFFERENT],
+            use_dictionary=[name for name in TYPE_OF_COLUMN if name in table.column_names and name not in DIFFERENT],
             dictionary_pagesize_limit=2**30,
             data_page_size=2**24,
             write_page_checksum=True,
@@ -326,13 +404,13 @@ def summaries_of(table: pa.Table) -> Iterator[RecordSummary]:
     """Yield the summaries of the rows of a table with the columns SUMMARY. Equal notes and origins share one object."""
     notes_of = lru_cache(maxsize=None)(lambda text: json.loads(text or "{}"))
     for row in rows_of(table):
-        row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, ORIGIN))}
+        row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, OF_ORIGIN))}
         yield RecordSummary(**{name: row[name] for name in RecordSummary._fields})
 
 
 @lru_cache(maxsize=1000)
 def _origin(*values: Any) -> Origin:
-    return Origin.model_construct(**dict(zip(ORIGIN, values, strict=True)))
+    return Origin.model_construct(**dict(zip(OF_ORIGIN, values, strict=True)))
 
 
 _init = lru_cache(maxsize=1000)(Cell.model_validate_json)
@@ -359,13 +437,13 @@ def record_of(row: Row) -> Record:
     outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
     return Record.model_validate(
         parts
-        | {name: row[name] for name in SAME}
+        | {name: row[name] for name in OF_RECORD}
         | {
             "cell": cell,
             "label": row["strategy"],
             "metrics": metrics,
             "outcomes": outcomes,
-            "origin": _origin(*map(row.get, ORIGIN)),
+            "origin": _origin(*map(row.get, OF_ORIGIN)),
         }
     )
 

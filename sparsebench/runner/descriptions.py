@@ -19,7 +19,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests
 from sparsebench.records.manifests import OWN, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Cell
-from sparsebench.strategy.base import how_of
+from sparsebench.strategy.base import default_reduction
 from sparsebench.tasks.sources.files import known_contents
 
 MOST_BAD_NAMES = 5
@@ -80,7 +80,7 @@ def _strategy_entry(name: str, revision: str, registry: Registry) -> StrategyEnt
         adaptive=cls.adaptive,
         citation=cls.citation,
         bibtex=cls.bibtex,
-        how=how_of(cls),
+        how=default_reduction(cls),
         file=file,
         source=source,
         data=data,

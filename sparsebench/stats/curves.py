@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from sparsebench.stats.intervals import Interval, draws, percentiles
-from sparsebench.stats.paired import Contender, halves
+from sparsebench.stats.paired import Results, halves
 from sparsebench.stats.variance import add_up, clusters_of
 
 LOSS = 0.02
@@ -39,11 +39,11 @@ def _knots(spent: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     return x, mean
 
 
-def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> Contender | None:
-    """Return the mean height of a curve for each seed and test item, as a contender; None without a common seed.
+def area(points: Sequence[Results], spent: Sequence[float], lowest: float) -> Results | None:
+    """Return the mean height of a curve for each seed and test item, as results; None without a common seed.
 
     Args:
-        points: the contenders at K budgets, then dense.
+        points: the results at K budgets, then dense.
         spent, lowest: see `weights`.
     """
     counts, dense = weights(spent, lowest), points[-1]
@@ -56,10 +56,10 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
         if _have_hits(points, [s]):
             parts = (w * point.hits[s][1] for w, point in zip(counts, points, strict=True))
             hits[s] = dense.hits[s][0], np.asarray(sum(parts), dtype=float)
-    return Contender(means, hits, dense.clusters)
+    return Results(means, hits, dense.clusters)
 
 
-def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = False) -> list[Interval]:
+def kept_accuracy(heights: Sequence[Results], dense: Results, lone: bool = False) -> list[Interval]:
     """Return the heights of curves divided by dense's accuracy, means over seeds with 95 % intervals.
 
     To first order an item with the scores z and d contributes (z - r d) / mean(d) to the ratio r of its seed. With
@@ -68,7 +68,7 @@ def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = F
     return _mean_intervals([_ratio(height, dense) for height in heights], lone, 0.0, math.inf)
 
 
-def _mean_intervals(values: Sequence[Contender], lone: bool, least: float, most: float) -> list[Interval]:
+def _mean_intervals(values: Sequence[Results], lone: bool, least: float, most: float) -> list[Interval]:
     """Return the means over seeds, NaN without a seed, with 95 % intervals clipped to `least` and `most`."""
     means = [float(np.mean(list(value.means.values()))) if value.means else math.nan for value in values]
     return [
@@ -77,7 +77,7 @@ def _mean_intervals(values: Sequence[Contender], lone: bool, least: float, most:
     ]
 
 
-def _ratio(height: Contender, dense: Contender) -> Contender:
+def _ratio(height: Results, dense: Results) -> Results:
     """Return a height divided by dense's accuracy for each seed, with the contributions of items."""
     ratios = {s: height.means[s] / dense.means[s] for s in sorted(height.means) if dense.means.get(s)}
     hits = {
@@ -85,10 +85,10 @@ def _ratio(height: Contender, dense: Contender) -> Contender:
         for s, (name, z) in height.hits.items()
         if s in ratios
     }
-    return Contender(ratios, hits, height.clusters)
+    return Results(ratios, hits, height.clusters)
 
 
-def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool = False) -> Interval:
+def least_macs(points: Sequence[Results], spent: Sequence[float], lone: bool = False) -> Interval:
     """Return the smallest share of dense MACs that loses at most LOSS of dense's accuracy, with its 95 % interval.
 
     It is where the mean curve, followed down from 1, first falls below this accuracy: infinity if it is below already
@@ -97,7 +97,7 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool =
     `lone`; then only items are resampled.
 
     Args:
-        points: the contenders at K budgets, then dense; they share a seed.
+        points: the results at K budgets, then dense; they share a seed.
         spent: (K,) realised shares of dense MACs, below 1.
         lone: whether the board has only one seed.
     """
@@ -132,7 +132,7 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
     return out
 
 
-def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
+def _resample(points: Sequence[Results], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
     """Return (DRAWS, S, K + 1) accuracies of resampled clusters of test items; `means` if items are unknown."""
     dense = points[-1]
     if not _have_hits(points, seeds):
@@ -149,20 +149,20 @@ def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarr
         return np.asarray(samples[:, :, :-1] / samples[:, :, -1:])
 
 
-def _have_hits(points: Sequence[Contender], seeds: Sequence[int]) -> bool:
+def _have_hits(points: Sequence[Results], seeds: Sequence[int]) -> bool:
     """Return whether all points have results of the same test items for these seeds."""
     dense = points[-1]
     return all(s in point.hits and point.hits[s][0] == dense.hits[s][0] for point in (dense, *points) for s in seeds)
 
 
-def _clusters(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+def _clusters(strategy: Results, seeds: Sequence[int]) -> list[np.ndarray]:
     """Return for each seed the (I,) cluster numbers of its items; a cluster has the same number in all seeds."""
-    if contender.clusters is not None:
-        return [contender.clusters[s] for s in seeds]
-    tests = list(dict.fromkeys(contender.hits[s][0] for s in seeds))
-    sizes = {contender.hits[s][0]: len(contender.hits[s][1]) for s in seeds}
+    if strategy.clusters is not None:
+        return [strategy.clusters[s] for s in seeds]
+    tests = list(dict.fromkeys(strategy.hits[s][0] for s in seeds))
+    sizes = {strategy.hits[s][0]: len(strategy.hits[s][1]) for s in seeds}
     starts = dict(zip(tests, np.cumsum([0, *(sizes[name] for name in tests)]).tolist(), strict=False))
-    return [starts[contender.hits[s][0]] + np.arange(len(contender.hits[s][1])) for s in seeds]
+    return [starts[strategy.hits[s][0]] + np.arange(len(strategy.hits[s][1])) for s in seeds]
 
 
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
@@ -171,25 +171,23 @@ Groups = Mapping[int, np.ndarray]
 """(I,) group numbers of the test items, for each seed."""
 
 
-def aligned_gaps(
-    contenders: Sequence[Contender], groups: Sequence[Groups], lone: bool = False
-) -> list[Interval | None]:
-    """Return each contender's accuracy on aligned backgrounds minus that on others, with a 95 % interval.
+def aligned_gaps(strategies: Sequence[Results], groups: Sequence[Groups], lone: bool = False) -> list[Interval | None]:
+    """Return each strategy's accuracy on aligned backgrounds minus that on others, with a 95 % interval.
 
     Unlike the average minus the worst group, this gap is not biased above 0 if groups do not differ. None if items are
-    unknown. A single seed has an interval, over its items, if it is `lone`: the only seed of all contenders.
+    unknown. A single seed has an interval, over its items, if it is `lone`: the only seed of all strategies.
     """
     values = [
-        {s: hits for s, (_, hits) in sorted(contender.hits.items()) if s in numbers}
-        for contender, numbers in zip(contenders, groups, strict=True)
+        {s: hits for s, (_, hits) in sorted(strategy.hits.items()) if s in numbers}
+        for strategy, numbers in zip(strategies, groups, strict=True)
     ]
-    return _intervals(values, contenders, groups, lone, 1.0)
+    return _intervals(values, strategies, groups, lone, 1.0)
 
 
 def gap_reductions(
-    contenders: Sequence[Contender], dense: Contender, groups: Sequence[Groups], lone: bool = False
+    strategies: Sequence[Results], dense: Results, groups: Sequence[Groups], lone: bool = False
 ) -> list[Interval | None]:
-    """Return the gap of dense minus the gap of each contender, paired by seed and item, with its 95 % interval.
+    """Return the gap of dense minus the gap of each strategy, paired by seed and item, with its 95 % interval.
 
     A single seed is treated as in `aligned_gaps`.
     """
@@ -197,18 +195,18 @@ def gap_reductions(
     values = [
         {
             s: dense_hits[s][1] - hits
-            for s, (name, hits) in sorted(contender.hits.items())
+            for s, (name, hits) in sorted(strategy.hits.items())
             if s in numbers and s in dense_hits and name == dense_hits[s][0]
         }
-        for contender, numbers in zip(contenders, groups, strict=True)
+        for strategy, numbers in zip(strategies, groups, strict=True)
     ]
-    return _intervals(values, contenders, groups, lone, math.inf)
+    return _intervals(values, strategies, groups, lone, math.inf)
 
 
-def worst_group(contender: Contender, groups: Groups) -> float | None:
+def worst_group(strategy: Results, groups: Groups) -> float | None:
     """Return the lowest of the groups' mean accuracies over seeds; not the mean of each seed's lowest."""
     G = max((1 + int(group.max(initial=0)) for group in groups.values()), default=0)
-    means = [_means(contender.hits[s][1][None], groups[s], G)[0] for s in sorted(set(contender.hits) & set(groups))]
+    means = [_means(strategy.hits[s][1][None], groups[s], G)[0] for s in sorted(set(strategy.hits) & set(groups))]
     whole = [mean for mean in np.transpose(means) if not np.isnan(mean).any()] if means else []
     return float(min(np.mean(mean) for mean in whole)) if whole else None
 
@@ -222,7 +220,7 @@ def _means(values: np.ndarray, group: np.ndarray, G: int) -> np.ndarray:
 
 def _intervals(
     values: Sequence[Mapping[int, np.ndarray]],
-    contenders: Sequence[Contender],
+    strategies: Sequence[Results],
     groups: Sequence[Groups],
     lone: bool,
     most: float,
@@ -230,22 +228,22 @@ def _intervals(
     """Return the gaps, means over seeds with 95 % intervals; None if a group is empty.
 
     Args:
-        values: for each contender and seed, (I,) values of the items.
-        contenders: the contenders.
-        groups: the groups of each contender's items.
+        values: for each strategy and seed, (I,) values of the items.
+        strategies: the strategies.
+        groups: the groups of each strategy's items.
         lone: whether a single seed has an interval, over its items.
         most: intervals are clipped to [-most, most].
     """
-    parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in contenders]
+    parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in strategies]
     blocks: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, (value, numbers) in enumerate(zip(values, groups, strict=True)):
         for s in value:
-            blocks[s, id(numbers[s])].append(i)  # contenders with the same items share one array
+            blocks[s, id(numbers[s])].append(i)  # strategies with the same items share one array
     for (s, _), places in blocks.items():
         gaps, scores = _linear(np.array([values[i][s] for i in places]), groups[places[0]][s])
         for i, gap, score in zip(places, gaps.tolist(), scores, strict=True):
-            parts[i][0][s], parts[i][1][s] = gap, (contenders[i].hits[s][0], score)
-    linear = [Contender(*part, contender.clusters) for part, contender in zip(parts, contenders, strict=True)]
+            parts[i][0][s], parts[i][1][s] = gap, (strategies[i].hits[s][0], score)
+    linear = [Results(*part, strategy.clusters) for part, strategy in zip(parts, strategies, strict=True)]
     return [None if math.isnan(gap[0]) else gap for gap in _mean_intervals(linear, lone, -most, most)]
 
 

@@ -43,13 +43,13 @@ DIFFERENCE = np.dtype(
         )
     ]
 )
-"""The comparison of two contenders, see `Pairs`. `between` is the variance of the mean, estimated from its seeds, NaN
+"""The comparison of two strategies, see `Pairs`. `between` is the variance of the mean, estimated from its seeds, NaN
 for a single seed. `separate` and `joint` are the parts that items explain, see `variance.item_parts`. `clusters` is the
 number of tested clusters, and `sizes` the number of items of a seed."""
 
 
 @dataclass(frozen=True)
-class Contender:
+class Results:
     """The results of one strategy by seed, with I test items for each seed.
 
     Attributes:
@@ -67,11 +67,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The comparisons of R contenders, row minus column; NaN for pairs without a common seed, or with too few.
+    """The comparisons of R strategies, row minus column; NaN for pairs without a common seed, or with too few.
 
     Attributes:
         mean: (R, R) mean difference over the common seeds.
-        half: (R, R) half the width of its 95 % interval: over items if all contenders have only one seed. Otherwise a
+        half: (R, R) half the width of its 95 % interval: over items if all strategies have only one seed. Otherwise a
             pair with a single common seed has no interval.
         error: (R, R) standard error of the difference; for a single seed, that of its items.
         freedom: (R, R) degrees of freedom of the error.
@@ -80,7 +80,7 @@ class Pairs:
             clusters, else Student's t, with `_lone_variance` for a single network.
         p_seeds: (R, R) p-values for other items and networks from other seeds: Student's t of mean and error.
         n_seeds: (R, R) number of common seeds.
-        accuracy: (R, 2) ends of the 95 % interval of each contender's accuracy.
+        accuracy: (R, 2) ends of the 95 % interval of each strategy's accuracy.
     """
 
     mean: np.ndarray
@@ -109,7 +109,7 @@ class Pairs:
         return adjusted
 
     def among(self, places: Sequence[int]) -> Pairs:
-        """Return the comparisons of some contenders; errors stay those estimated from all."""
+        """Return the comparisons of some strategies; errors stay those estimated from all."""
         rows = np.array(places, dtype=int)
         parts = {field.name: getattr(self, field.name)[np.ix_(rows, rows)] for field in fields(self)[:-1]}
         return Pairs(**parts, accuracy=self.accuracy[rows])
@@ -119,14 +119,14 @@ class Pairs:
         with np.errstate(invalid="ignore"):
             return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
 
-    def ranks(self) -> list[str]:
-        """Return the possible ranks of each contender: after all significantly better ones, before all worse ones.
-
-        A range of ranks is written as "3-9".
+    def ranks(self) -> np.ndarray:
+        """Return (R, 2) integers: each strategy's first possible rank, after all that are significantly better, and
+        its last, before all that are worse.
         """
         better = self.better()
-        first, last = 1 + better.sum(axis=0), len(better) - better.sum(axis=1)
-        return [f"{low}-{high}" if low < high else f"{low}" for low, high in zip(first, last, strict=True)]
+        first = 1 + better.sum(axis=0)
+        last = len(better) - better.sum(axis=1)
+        return np.stack([first, last], axis=1)
 
     def least(self) -> float:
         """Return the difference that would be significant in 4 of 5 pairs, in addition to the significant pairs.
@@ -195,51 +195,56 @@ def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.n
     return np.asarray(2 * stdtr(freedom, -ratio))
 
 
-def compare(contenders: Sequence[Contender], outsiders: Collection[int] = ()) -> Pairs:
+def compare(strategies: Sequence[Results], outsiders: Collection[int] = ()) -> Pairs:
     """Return the comparisons of all pairs.
 
     Args:
-        contenders: the contenders, in the order of rows and columns.
-        outsiders: places of contenders that lack seeds of the others; the variances of the others do not use them.
+        strategies: the strategies, in the order of rows and columns.
+        outsiders: places of strategies that lack seeds of the others; the variances of the others do not use them.
     """
-    R = len(contenders)
-    results = np.empty((R, R), DIFFERENCE)
-    blocks = _blocks_of(contenders)
+    R = len(strategies)
+    blocks = _blocks_of(strategies)
+    differences = np.empty((R, R), DIFFERENCE)
     for place, left in enumerate(blocks):
         for right in blocks[place:]:
-            result = _differences(left, right)
-            results[np.ix_(left.places, right.places)] = result
-            result["mean"] *= -1
-            results[np.ix_(right.places, left.places)] = result.T
+            of_blocks = _differences(left, right)
+            differences[np.ix_(left.places, right.places)] = of_blocks
+            of_blocks["mean"] *= -1
+            differences[np.ix_(right.places, left.places)] = of_blocks.T
+
     others = np.setdiff1d(np.arange(R), list(outsiders))
-    lone, accuracy = len({s for place in others for s in contenders[place].means}) == 1, np.full((R, 2), np.nan)
-    for left in blocks:
-        accuracy[left.places] = _accuracy(_differences(left, left.zero()), lone)
-    pairs = _judge(results, accuracy, lone)
+    lone = len({seed for place in others for seed in strategies[place].means}) == 1
+    accuracy = np.full((R, 2), np.nan)
+    for block in blocks:
+        accuracy[block.places] = _accuracy(_differences(block, block.zero()), lone)
+
+    pairs = _judge(differences, accuracy, lone)
     if len(others) < R:
-        block = np.ix_(others, others)
-        for name, part in vars(_judge(results[block], accuracy[others], lone)).items():
-            if name != "accuracy":
-                getattr(pairs, name)[block] = part
+        # The pairs of the others are judged again among themselves, without the outsiders' variances.
+        among_others = np.ix_(others, others)
+        judged_alone = _judge(differences[among_others], accuracy[others], lone)
+        for field in fields(Pairs):
+            if field.name != "accuracy":
+                getattr(pairs, field.name)[among_others] = getattr(judged_alone, field.name)
     return pairs
 
 
 class _Block:
-    """Contenders that have the same seeds and items.
+    """Strategies that have the same seeds and items.
 
     Attributes:
-        places: their places among all contenders.
-        contenders: the contenders; `first` is used for what they share.
+        places: their places among all strategies.
+        strategies: the strategies; `first` is used for what they share.
     """
 
-    def __init__(self, places: Sequence[int], contenders: Sequence[Contender]) -> None:
-        self.places, self.contenders, self.first = np.array(places), contenders, contenders[0]
+    def __init__(self, places: Sequence[int], strategies: Sequence[Results]) -> None:
+        self.places, self.strategies, self.first = np.array(places), strategies, strategies[0]
         self._sums: dict[tuple[int, bytes | None], np.ndarray] = {}
 
     def zero(self) -> _Block:
-        """Return a contender with no correct predictions on the same tests; the difference to it is the accuracy."""
+        """Return a block without correct predictions on the same tests: the difference to it is the accuracy."""
         wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in self.first.hits.items()}
-        return _Block([0], [Contender(dict.fromkeys(self.first.means, 0.0), wrong, self.first.clusters)])
+        return _Block([0], [Results(dict.fromkeys(self.first.means, 0.0), wrong, self.first.clusters)])
 
     def sums(self, seed: int, numbers: np.ndarray | None) -> np.ndarray:
         """Return the (a, C) scores of a seed, summed by the (I,) cluster numbers, if any.
@@ -248,78 +253,115 @@ class _Block:
         """
         key = seed, None if numbers is None else numbers.tobytes()
         if key not in self._sums:
-            scores = [contender.hits[seed][1] for contender in self.contenders]
+            scores = [strategy.hits[seed][1] for strategy in self.strategies]
             block = np.array(scores, dtype=np.float32 if all(x.dtype == bool for x in scores) else float)
             self._sums[key] = block if numbers is None else add_up(block, numbers)[1]
         return self._sums[key]
 
+    def sizes(self, seed: int, numbers: np.ndarray | None) -> np.ndarray:
+        """Return the (C,) numbers of items of a seed's clusters; ones if each item is a cluster."""
+        ones = np.ones(len(self.first.hits[seed][1]), np.float32)  # counts, as in `sums`
+        return ones if numbers is None else add_up(ones, numbers)[1]
 
-def _blocks_of(contenders: Sequence[Contender]) -> list[_Block]:
-    """Return blocks of the contenders with the same seeds and items."""
+
+def _blocks_of(strategies: Sequence[Results]) -> list[_Block]:
+    """Return blocks of the strategies with the same seeds and items."""
     blocks = defaultdict(list)
-    for index, contender in enumerate(contenders):
-        tests = tuple(sorted((s, name) for s, (name, _) in contender.hits.items()))
-        boolean = all(hits.dtype == bool for _, hits in contender.hits.values())
-        blocks[tuple(sorted(contender.means)), tests, contender.clusters is None, boolean].append(index)
-    return [_Block(places, [contenders[i] for i in places]) for places in blocks.values()]
+    for index, strategy in enumerate(strategies):
+        tests = tuple(sorted((s, name) for s, (name, _) in strategy.hits.items()))
+        boolean = all(hits.dtype == bool for _, hits in strategy.hits.values())
+        blocks[tuple(sorted(strategy.means)), tests, strategy.clusters is None, boolean].append(index)
+    return [_Block(places, [strategies[i] for i in places]) for places in blocks.values()]
 
 
 def _differences(left: _Block, right: _Block) -> np.ndarray:
     """Return the (a, b) comparisons of two blocks, with the dtype DIFFERENCE."""
     a, b = left.first, right.first
     seeds = sorted(set(a.means) & set(b.means))
-    result = np.full((len(left.contenders), len(right.contenders)), np.nan, DIFFERENCE)
+    result = np.full((len(left.strategies), len(right.strategies)), np.nan, DIFFERENCE)
     result["n_seeds"] = len(seeds)
     if not seeds:
         return result
-    first, second = (np.array([[row.means[s] for s in seeds] for row in x.contenders]) for x in (left, right))
+    first = np.array([[strategy.means[seed] for seed in seeds] for strategy in left.strategies])
+    second = np.array([[strategy.means[seed] for seed in seeds] for strategy in right.strategies])
     result["mean"] = np.array([(row - second).mean(axis=1) for row in first])
     if len(seeds) > 1:
         result["between"] = np.array([(row - second).var(axis=1, ddof=1) for row in first]) / len(seeds)
-    if all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds):
+    has_hits = all(seed in a.hits and seed in b.hits for seed in seeds)
+    if has_hits and all(a.hits[seed][0] == b.hits[seed][0] for seed in seeds):
         _add_items(result, left, right, seeds)
     return result
 
 
 def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]) -> None:
-    """Add the parts that items explain to the comparisons of two blocks with the same items."""
-    S, numbers = len(seeds), _numbers(left.first if right.first.clusters is None else right.first, seeds)
-    names = [clusters_of(n) for n in numbers]
-    clusters = np.unique(np.concatenate(names)) if names else np.empty(0)
-    totals = [np.zeros((n, len(clusters))) for n in (*result.shape, 1)]
-    squares, counts, result["separate"], tests = *np.zeros((3, *result.shape)), 0
+    """Add the parts that items explain to the comparisons of two blocks with the same items.
+
+    `separate` takes the clusters of each seed for other clusters. `joint` adds up a cluster over all seeds that have
+    it. Both are equal if no two seeds share a cluster.
+    """
+    numbers = _numbers(left.first if right.first.clusters is None else right.first, seeds)
+    separate = np.zeros(result.shape)
+    squares = np.zeros(result.shape)
+    counts = np.zeros(result.shape)
+    n_clusters = 0
     for place, seed in enumerate(seeds):
         items = numbers[place] if numbers else None
-        x, y = left.sums(seed, items), right.sums(seed, items)
-        sizes = np.ones(len(left.first.hits[seed][1]), dtype=x.dtype)
-        if numbers:
-            sizes, columns = add_up(sizes, numbers[place])[1], np.searchsorted(clusters, names[place])
-            for total, part in zip(totals, (x, y, sizes), strict=True):
-                total[:, columns] += part
+        x = left.sums(seed, items)
+        y = right.sums(seed, items)
+        sizes = left.sizes(seed, items)
         square = squared_differences(x, y)
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
-        result["separate"] += item_variance(x, y, sizes, square) / S**2
-        tests += len(sizes)
-    result["joint"], result["clusters"] = result["separate"], tests
-    result["sizes"] = max(len(left.first.hits[s][1]) for s in seeds)
-    if numbers and len(clusters) < tests:
-        x, y, (sizes,) = totals
-        result["joint"] = item_variance(x, y, sizes, squared_differences(x, y))
-        result["clusters"] = len(clusters)
-    if numbers or float in (x.dtype, y.dtype):
-        variance = result["joint"] if S > 1 else _lone_variance(result)
-        result["p_items"] = student(result["mean"], variance, result["clusters"] - 1)
-    else:
+        separate += item_variance(x, y, sizes, square) / len(seeds) ** 2
+        n_clusters += len(sizes)
+
+    result["separate"] = separate
+    result["joint"] = separate
+    result["clusters"] = n_clusters
+    result["sizes"] = max(len(left.first.hits[seed][1]) for seed in seeds)
+    if numbers:
+        x, y, sizes = _over_seeds(left, right, seeds, numbers)
+        if len(sizes) < n_clusters:
+            result["joint"] = item_variance(x, y, sizes, squared_differences(x, y))
+            result["clusters"] = len(sizes)
+
+    are_counts = x.dtype != float and y.dtype != float  # sums of booleans
+    if are_counts and not numbers:
         result["p_items"] = mcnemar((squares + counts) / 2, (squares - counts) / 2)
+    else:
+        variance = result["joint"] if len(seeds) > 1 else _lone_variance(result)
+        result["p_items"] = student(result["mean"], variance, result["clusters"] - 1)
 
 
-def _numbers(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+def _over_seeds(
+    left: _Block, right: _Block, seeds: Sequence[int], numbers: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the sums over all seeds for each of C clusters: (a, C) and (b, C) scores, and (C,) numbers of items.
+
+    Args:
+        left, right: two blocks with a and b strategies.
+        seeds: the seeds.
+        numbers: for each seed, the (I,) cluster numbers of its items.
+    """
+    names = [clusters_of(items) for items in numbers]
+    clusters = np.unique(np.concatenate(names))
+    x = np.zeros((len(left.strategies), len(clusters)))
+    y = np.zeros((len(right.strategies), len(clusters)))
+    sizes = np.zeros(len(clusters))
+    for seed, items, of_seed in zip(seeds, numbers, names, strict=True):
+        columns = np.searchsorted(clusters, of_seed)
+        x[:, columns] += left.sums(seed, items)
+        y[:, columns] += right.sums(seed, items)
+        sizes[columns] += left.sizes(seed, items)
+    return x, y, sizes
+
+
+def _numbers(strategy: Results, seeds: Sequence[int]) -> list[np.ndarray]:
     """Return for each seed the (I,) cluster numbers of its items; [] if each item of each seed is its own cluster."""
-    if contender.clusters is not None:
-        return [contender.clusters[s] for s in seeds]
-    if len(seeds) > 1 and len({contender.hits[s][0] for s in seeds}) == 1:
-        return [np.arange(len(contender.hits[seeds[0]][1]))] * len(seeds)
+    if strategy.clusters is not None:
+        return [strategy.clusters[s] for s in seeds]
+    if len(seeds) > 1 and len({strategy.hits[s][0] for s in seeds}) == 1:
+        return [np.arange(len(strategy.hits[seeds[0]][1]))] * len(seeds)
     return []
 
 
@@ -366,13 +408,13 @@ def _lone_variance(result: np.ndarray) -> np.ndarray:
     return np.asarray(result["joint"] + 1 / result["clusters"] ** 2)
 
 
-def halves(contenders: Sequence[Contender], lone: bool) -> np.ndarray:
+def halves(strategies: Sequence[Results], lone: bool) -> np.ndarray:
     """Return (R,) half widths of the 95 % intervals of means, each from its own seeds and items.
 
-    NaN for a single seed, unless it is `lone`: the only seed of all contenders.
+    NaN for a single seed, unless it is `lone`: the only seed of all strategies.
     """
-    half = np.full(len(contenders), np.nan)
-    for block in _blocks_of(contenders):
+    half = np.full(len(strategies), np.nan)
+    for block in _blocks_of(strategies):
         half[block.places] = _half(_differences(block, block.zero()), lone)
     return half
 

@@ -171,20 +171,42 @@ def overdispersion(
         sizes: (R, R) numbers I of test items of a seed. Accuracies are rounded to 1/I, so variances are at least those
             of rounding. Otherwise the logarithm of a variance that is 0 by chance would outweigh all others.
     """
-    mask, d = np.isfinite(between) & (items > 0), seeds - 1.0
-    ratios, factors, freedom = np.full((3, *items.shape), np.nan)
-    between = np.where(mask, np.maximum(between, 1 / (12 * np.maximum(seeds, 1) * sizes**2)), between)
-    ratios[mask] = between[mask] / items[mask]
-    upper = np.triu_indices(len(items), 1)
-    factors[upper], freedom[upper] = shrink(ratios[upper], d[upper])
-    factors.T[upper], freedom.T[upper] = factors[upper], freedom[upper]
-    rows = np.flatnonzero(mask.any(axis=0))
+    is_known = np.isfinite(between) & (items > 0)
+    d = seeds - 1.0
+    rounding = 1 / (12 * np.maximum(seeds, 1) * sizes**2)
+    between = np.where(is_known, np.maximum(between, rounding), between)
+    factors, freedom = _by_pair(between, items, d, is_known)
+
+    rows = np.flatnonzero(is_known.any(axis=0))
     if len(rows) >= FEWEST:
         block = np.ix_(rows, rows)
-        others, fewer = by_strategy(between[block] * seeds[block], items[block] * seeds[block], d[block])
-        factors[block] = np.fmax(factors[block], others)
-        freedom[block] = np.fmin(np.fmin(freedom[block], fewer), (len(rows) - 1) * d[block])
-    return np.where(mask, factors, np.nan), np.where(mask, freedom, np.nan)
+        of_one_seed = between[block] * seeds[block], items[block] * seeds[block]
+        factors_of_strategies, freedom_of_strategies = by_strategy(*of_one_seed, d[block])
+        factors[block] = np.fmax(factors[block], factors_of_strategies)
+        freedom[block] = np.fmin(freedom[block], freedom_of_strategies)
+        freedom[block] = np.fmin(freedom[block], (len(rows) - 1) * d[block])
+    return np.where(is_known, factors, np.nan), np.where(is_known, freedom, np.nan)
+
+
+def _by_pair(
+    between: np.ndarray, items: np.ndarray, d: np.ndarray, is_known: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (R, R) overdispersions, shrunk towards those of all pairs, and their degrees of freedom.
+
+    Args:
+        between, items: see `overdispersion`.
+        d: (R, R) numbers of seeds minus one.
+        is_known: (R, R) whether both variances are known.
+    """
+    ratios = np.full(items.shape, np.nan)
+    ratios[is_known] = between[is_known] / items[is_known]
+    factors = np.full(items.shape, np.nan)
+    freedom = np.full(items.shape, np.nan)
+    upper = np.triu_indices(len(items), 1)
+    factors[upper], freedom[upper] = shrink(ratios[upper], d[upper])
+    factors.T[upper] = factors[upper]
+    freedom.T[upper] = freedom[upper]
+    return factors, freedom
 
 
 def by_strategy(between: np.ndarray, items: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,6 @@ from sparsebench.errors import StrategyError, UserError, last_line
 from sparsebench.strategy import plans as disposals
 from sparsebench.strategy.budget import Budget, Convention, Schedule
 from sparsebench.strategy.plans import DISPOSALS, Disposal, Place, Plan
-from sparsebench.strategy.spec import parts_of
 from sparsebench.strategy.view import NEEDS, FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ How = Literal["drop", "fuse", "merge", "mix", "drop+merge", "rest"]
 Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
-DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
+REDUCTIONS = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """The `how` of each disposal."""
 
 
@@ -349,21 +348,28 @@ class Strategy(BaseModel):
         return disposals.dispose(self.disposal, scores, keep, view)
 
 
-def how_of(cls: type[Strategy]) -> str:
-    """Return how a strategy disposes of tokens: "trained" if it learns this, "truth" for oracles, "-" for dense."""
+def default_reduction(cls: type[Strategy]) -> str:
+    """Return what a strategy does with tokens: "trained" if it learns this, "truth" for oracles, "-" for dense."""
     if cls.kind == "oracle":
         return "truth"
     if not cls.budgeted:
         return "-"
     if cls.trained:
         return "trained"
-    return (cls.how or "") if cls.plan is not Strategy.plan else DISPOSED[cls.model_fields["disposal"].default]
+    return (cls.how or "") if cls.plan is not Strategy.plan else REDUCTIONS[cls.model_fields["disposal"].default]
 
 
-def how_of_label(how: str, label: str) -> str:
-    """Return how a strategy with parameters disposes of tokens: by the `disposal` in its label, if any, else `how`."""
-    disposal = parts_of(label)[1].get("disposal")
-    return how if disposal not in DISPOSED or how in ("trained", "truth") else DISPOSED[disposal]
+def reduction_of(default: str, params: Mapping[str, Any]) -> str:
+    """Return what a strategy does with tokens: what its parameter `disposal` says, if it is given.
+
+    Args:
+        default: the `default_reduction` of its class.
+        params: the parameters that differ from their defaults.
+    """
+    disposal = str(params.get("disposal"))
+    if disposal not in REDUCTIONS or default in ("trained", "truth"):
+        return default
+    return REDUCTIONS[disposal]
 
 
 def complaint(candidate: object) -> str | None:

@@ -39,7 +39,6 @@ SHARES = {
 LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
 """Fields that budgets in older records lack, with the values that these budgets imply."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+|auto)")
 
 
 class Budget(BaseModel):
@@ -127,27 +126,45 @@ class Budget(BaseModel):
         return {key: value for key, value in fields.items() if key not in LATER or value != LATER[key]}
 
     @property
+    def amount(self) -> str:
+        """The field that sets the amount, one of AMOUNTS."""
+        return next(name for name in AMOUNTS if getattr(self, name) is not None)
+
+    @property
+    def value(self) -> str:
+        """The value of the amount, as in the label."""
+        value = getattr(self, self.amount)
+        if self.amount == "counts":
+            return ",".join(map(str, value))
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    @property
+    def rounding(self) -> str:
+        """The convention of rounding, as in the label; "" if the label has none."""
+        is_named = self.amount == "keep_rate" or (self.amount == "macs" and self.convention != "power-floor")
+        return self.convention if is_named else ""
+
+    @property
+    def places(self) -> str:
+        """The blocks and the schedule, as in the label; "" if both are the strategy's."""
+        words = []
+        if self.blocks is not None:
+            words.append("@" + ",".join(map(str, self.blocks)))
+        if self.schedule == "stages":
+            words.append("in stages")
+        elif self.schedule == "every":
+            words.append("every block")
+        elif self.schedule == "late":
+            words.append(f"late {self.gamma:g}")
+        elif self.schedule == AUTO:
+            words.append(AUTO)
+        return " ".join(words)
+
+    @property
     def label(self) -> str:
         """The name of the budget in tables."""
-        where = "" if self.blocks is None else " @" + ",".join(map(str, self.blocks))
-        if self.schedule is not None:
-            forms = {"stages": "in stages", "every": "every block", "late": f"late {self.gamma:g}", AUTO: AUTO}
-            where += f" {forms[self.schedule]}"
-        name, value = next((name, value) for name in AMOUNTS if (value := getattr(self, name)) is not None)
-        text = ",".join(map(str, value)) if name == "counts" else f"{value:g}" if isinstance(value, float) else value
-        rounds = name == "keep_rate" or (name == "macs" and self.convention != "power-floor")
-        return AMOUNTS[name].format(text) + (f" {self.convention}" if rounds else "") + where
-
-
-def amount_of(label: str) -> str:
-    """Return a budget's label without blocks and schedule: the amount, which is comparable between schedules."""
-    return _PLACES.sub("", label)
-
-
-def parts_of(label: str) -> dict[str, str]:
-    """Return the field of the amount in a budget's label, with its value; {} for any other text."""
-    forms = {name: form.replace("{}", r"(\S+?)") + r"(?=,?(\s|$))" for name, form in AMOUNTS.items()}
-    return next(({name: match[1]} for name, form in forms.items() if (match := re.match(form, label))), {})
+        amount = AMOUNTS[self.amount].format(self.value)
+        return " ".join(filter(None, (amount, self.rounding, self.places)))
 
 
 def _check_per_block(value: Any) -> None:

@@ -84,6 +84,12 @@ def label(name: str, params: Mapping[str, Any]) -> str:
     return name + (f"({', '.join(f'{key}={value}' for key, value in params.items())})" if params else "")
 
 
+def is_named(label: str, name: str, value: Any) -> bool:
+    """Return whether a `label` has this parameter with this value: then the value is not the default."""
+    text = f"{name}={value}"
+    return any(f"{before}{text}{after}" in label for before in ("(", ", ") for after in (", ", ")"))
+
+
 def words_of(params: Mapping[str, Any]) -> str:
     """Return parameters as users type them after a name, such as ":layers=3+6,power=2.0"; "" for none.
 
@@ -98,20 +104,6 @@ def words_of(params: Mapping[str, Any]) -> str:
             raise UserError(f"parameter '{name}' cannot be text", got=value, allowed="numbers, words and tuples")
         words.append(f"{name}={text}")
     return f":{','.join(words)}" if words else ""
-
-
-_JSON = {"True": "true", "False": "false", "None": "null"}
-_LABEL = re.compile(r"(?P<name>[^()]*)(?:\((?P<params>.*)\))?", re.DOTALL)
-
-
-def parts_of(label: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the parameters in a `label`; values that cannot be parsed stay text."""
-    match = _LABEL.fullmatch(label)
-    pieces = re.split(r", (?=\w+=)", match["params"]) if match is not None and match["params"] else []
-    params = {
-        name: _value(_JSON.get(text, text)) for name, _, text in (piece.partition("=") for piece in pieces) if name
-    }
-    return (label if match is None else match["name"]), params
 
 
 def _value(text: str) -> Any:

@@ -47,7 +47,7 @@ def board_of(rows: list[Row], **more: Any) -> Board:
     groups = [list(group) for _, group in groupby(rows, key=itemgetter("task", "model", "n_train"))]
     titles = [f"{group[0]['task']}, {group[0]['model']}" for group in groups]
     rankings: Any = [
-        SimpleNamespace(setting=SimpleNamespace(title=title), every=pd.DataFrame(group), curves=None)
+        SimpleNamespace(comparison=SimpleNamespace(title=title), every=pd.DataFrame(group), curves=None)
         for title, group in zip(titles, groups, strict=True)
     ]
     return Board(Leaderboard(), Leaderboard(rankings), **BESIDE | more)

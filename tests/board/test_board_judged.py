@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flats import WHOLE, Flat, build, drawn, flat, row_of, seeded, with_outcomes
+from flats import WHOLE, Flat, budgeted, build, drawn, flat, in_blocks, row_of, seeded, with_outcomes
 
-from sparsebench.board.board import machines, notes_on
 from sparsebench.board.columns import Row
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import frame_of
+from sparsebench.board.notes import machines, notes_on
+from sparsebench.board.reading import frame_of
 from sparsebench.records.record import bytes_of
+from sparsebench.strategy.budget import Budget
 
 
 def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
@@ -58,12 +59,13 @@ def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None
 
 def test_rows_are_marked_against_dense_and_random_tokens() -> None:
     """Rows are marked against dense and against random tokens at their budget."""
-    both, lower = {"budget": "macs 0.5 @1,2"}, {"budget": "macs 0.3"}
+    half = budgeted(Budget(macs=0.5))
+    both, lower = in_blocks(0.5, 1, 2), {"budget": "macs 0.3"}
     rows = build([
         *with_outcomes("dense", drawn(0.6, 0)), *with_outcomes("random_inside", drawn(0.5, 1), **both),
-        *with_outcomes("mine", drawn(0.75, 2), **both), *with_outcomes("input", drawn(0.3, 3), budget="macs 0.5"),
+        *with_outcomes("mine", drawn(0.75, 2), **both), *with_outcomes("input", drawn(0.3, 3), **half),
         *with_outcomes("same", drawn(0.51, 4), **both), *with_outcomes("other", drawn(0.9, 5), **lower),
-        *with_outcomes("oracle", drawn(0.95, 6), budget="macs 0.5"),
+        *with_outcomes("oracle", drawn(0.95, 6), **half),
     ])  # fmt: skip
     by_strategy = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
     assert by_strategy == {
@@ -79,10 +81,9 @@ def test_rows_are_marked_against_dense_and_random_tokens() -> None:
 
 
 def test_random_tokens_in_the_same_blocks_come_before_those_in_others() -> None:
-    hits = {"macs 0.5 @1": drawn(0.2, 0), "macs 0.5 @2": drawn(0.7, 1)}
-    rows = build([row for budget, one in hits.items() for row in (
-        *with_outcomes("random_inside", one, budget=budget), *with_outcomes("mine", one, budget=budget)
-    )])  # fmt: skip
+    hits = {1: drawn(0.2, 0), 2: drawn(0.7, 1)}
+    rows = build([row for block, one in hits.items() for name in ("random_inside", "mine")
+                  for row in with_outcomes(name, one, **in_blocks(0.5, block))])  # fmt: skip
     assert [row["random_inside_delta"] for row in rows if row["strategy"] == "mine"] == [0, 0]
 
 

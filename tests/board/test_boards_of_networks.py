@@ -20,9 +20,11 @@ from safetensors.torch import save_file
 from scipy import stats
 
 import sparsebench
-from sparsebench.board.board import gather, notes_on
+from sparsebench.board.board import gather
+from sparsebench.board.comparison import about
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import about, read
+from sparsebench.board.notes import notes_on
+from sparsebench.board.reading import read
 from sparsebench.cli import main
 from sparsebench.records import store
 from sparsebench.records.record import Record, bytes_of
@@ -164,7 +166,7 @@ def test_networks_are_compared_network_by_network(of_three: Path) -> None:
     assert row["accuracy"] == pytest.approx(np.mean(list(means.values())))
     low, high = stats.t.interval(0.95, 2, loc=row["accuracy"], scale=stats.sem(list(means.values())))
     assert row["accuracy_low"] <= max(0.0, low) and row["accuracy_high"] >= min(1.0, high)
-    description = about(gather(of_three).judged.rankings[0].setting)
+    description = about(gather(of_three).judged.rankings[0].comparison)
     assert "24 test images" in description and "3 networks" in description
     assert "one.safetensors, three.safetensors, two.safetensors" in description
     assert not any("one network" in line for line in gather(of_three).notes)

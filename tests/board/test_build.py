@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flats import WHOLE, Flat, build, flat, gaps, row_of, seeded, trials
+from flats import WHOLE, Flat, build, called, flat, gaps, row_of, seeded, trials
 
-from sparsebench.board.board import failures, notes_on
 from sparsebench.board.columns import dicts, keys_of
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import frame_of
+from sparsebench.board.notes import failures, notes_on
+from sparsebench.board.reading import frame_of
 from sparsebench.errors import UserError
 from sparsebench.records.record import canonical
 
@@ -88,7 +88,14 @@ def test_without_dense_there_are_no_differences() -> None:
 
 def test_only_what_is_ok_counts() -> None:
     bad = [flat("mine", seed, status=status, accuracy=0.0) for seed, status in enumerate(("failed", "crashed", "oom"))]
-    among = ("rank", "pareto", "pareto_speed", "versus_dense")  # places among those that are ranked
+    among = (
+        "rank",
+        "rank_low",
+        "rank_high",
+        "pareto",
+        "pareto_speed",
+        "versus_dense",
+    )  # places among those that are ranked
     numbers = [{k: v for k, v in row.items() if k not in among} for row in build([*WHOLE, *bad])]
     whole = {row["strategy"]: {k: v for k, v in row.items() if k not in among} for row in build(WHOLE)}
     assert sorted(numbers, key=str) == sorted(whole.values(), key=str)
@@ -98,12 +105,12 @@ def test_only_what_is_ok_counts() -> None:
 
 def test_strategies_that_lack_the_same_have_one_line_a_task() -> None:
     lacking = [
-        flat(name, seed, task, status="unsupported", reason=f"'{name.partition('(')[0]}' must be trained")
-        for name, task, n in (
-            ("sit", "spatial", 2),
-            ("a_vit(b=1)", "spatial", 2),
-            ("a_vit", "spatial", 1),
-            ("sit", "theory", 2),
+        flat(name, seed, task, status="unsupported", reason=f"'{name}' must be trained") | called(name, **params)
+        for name, params, task, n in (
+            ("sit", {}, "spatial", 2),
+            ("a_vit", {"b": 1}, "spatial", 2),
+            ("a_vit", {}, "spatial", 1),
+            ("sit", {}, "theory", 2),
         )
         for seed in range(n)
     ]

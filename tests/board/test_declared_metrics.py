@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sparsebench
-from sparsebench.board import settings
+from sparsebench.board import reading
 from sparsebench.board.board import gather
 from sparsebench.board.published import page as render
 from sparsebench.cli import main
@@ -82,8 +82,8 @@ def test_a_table_of_records_that_pandas_wrote_gives_the_same_board(
 def test_a_metric_taken_over_seeds_has_a_column(finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Boards have a column of a metric of sparsebench that is taken over seeds."""
     kind = replace(kind_of("epochs"), over_seeds="mean")
-    monkeypatch.setattr(settings, "SHOWN", (*settings.SHOWN, kind))
-    monkeypatch.setattr(settings, "METRICS", (*settings.METRICS, kind.name))
+    monkeypatch.setattr(reading, "WITH_COLUMN", (*reading.WITH_COLUMN, kind))
+    monkeypatch.setattr(reading, "METRICS", (*reading.METRICS, kind.name))
     assert set(sparsebench.leaderboard(finished[0])["epochs"]) == {1.0}
 
 

@@ -1,5 +1,6 @@
 """The board of a run's folder."""
 
+import json
 import logging
 import shutil
 from collections.abc import Sequence
@@ -8,13 +9,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from flats import Flat, build, flat, rows_in
+from flats import Flat, build, called, filled, flat, rows_in
 
 from sparsebench.board import board as boards
-from sparsebench.board.board import PNG, Board, board_of, gather, notes_on
+from sparsebench.board.board import PNG, Board, board_of, gather
 from sparsebench.board.columns import dicts
-from sparsebench.board.settings import MAIN, SUCCESS, about, describe, frame_of, read, settings_of
+from sparsebench.board.comparison import about, comparisons_of
+from sparsebench.board.notes import notes_on
+from sparsebench.board.reading import MAIN, SUCCESS, describe, frame_of, read
 from sparsebench.records import manifests, store
+from sparsebench.records.record import Part
+from sparsebench.strategy.budget import Budget
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
@@ -39,8 +44,8 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
     described(tmp_path, "other", bibtex="")
     described(tmp_path, "elsewhere")
     described(tmp_path, "third", revision="another")
-    names = ("mine(power=2)", "other", "third")
-    records = pd.DataFrame([record(name, accuracy=0.5) for name in names])
+    names = (called("mine", power=2), called("other"), called("third"))
+    records = pd.DataFrame([record(accuracy=0.5) | name for name in names])
     board = board_of(describe(records, tmp_path), tmp_path)
     assert marked(board) == {"mine(power=2)": "yes", "other": "no", "third": ""}
     assert board.bibtex == ["@article{mine}"]
@@ -84,7 +89,7 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
 )
 def test_papers_have_addresses(tmp_path: Path, cited: dict[str, str], address: str | None) -> None:
     described(tmp_path, "mine", **cited)
-    records = pd.DataFrame([record("mine(power=2)", accuracy=0.5)])
+    records = pd.DataFrame([record(accuracy=0.5) | called("mine", power=2)])
     papers = board_of(describe(records, tmp_path), tmp_path).papers
     assert papers == ({} if address is None else {"mine": (cited.get("citation", ""), address)})
 
@@ -133,6 +138,20 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     assert (attributes[MAIN], attributes[SUCCESS]) == (["spurious", "theory"], "spurious")  # the larger one first
 
 
+def test_records_have_the_parts_of_their_labels(tmp_path: Path) -> None:
+    part = Part(name="far", params={"layers": [3, 6], "power": 2.5, "mode": "a, power=1", "on": False})
+    budget = Budget(macs=0.35, blocks=(1, 2), convention="compound-ceil", schedule="every")
+    one = next(r for r in store.read(QUICK).values() if r.cell.n_train > 0 and r.status == "ok")
+    cell = one.cell.model_copy(update={"strategy": part, "budget": budget, "where": "train", "track": "scratch"})
+    changed = {"cell": cell, "cell_id": cell.id, "label": "far(layers=[3, 6], on=False)"}
+    (row,) = dicts(read(filled(tmp_path, one.model_copy(update=changed))))
+    assert (row["strategy"], row["strategy_name"]) == ("far(layers=[3, 6], on=False)", "far")
+    assert json.loads(row["strategy_params"]) == {"layers": [3, 6], "on": False}
+    parts = [row[f"budget_{name}"] for name in ("amount", "value", "rounding", "places", "where")]
+    assert parts == ["macs", "0.35", "compound-ceil", "@1,2 every block", "train"]
+    assert row["budget"] == "macs 0.35 compound-ceil @1,2 every block, in training only" and "cell" not in row
+
+
 def test_a_folder_named_like_shipped_pictures_stays_apart(tmp_path: Path) -> None:
     """A folder that is called as shipped pictures are stays apart from them."""
     name = "folder-0123456789ab"
@@ -151,5 +170,5 @@ def test_a_folder_named_like_shipped_pictures_stays_apart(tmp_path: Path) -> Non
 
 def test_parameters_that_are_no_numbers_leave_a_board_without_pixels() -> None:
     setting = '[{"name":"t","params":{"canvas":"x"}},{"name":"vit","params":{"patch":0}}]'
-    (setting_without_pixels,) = settings_of(frame_of([record("dense", setting=setting)]))
+    (setting_without_pixels,) = comparisons_of(frame_of([record("dense", setting=setting)]))
     assert "pixels" not in about(setting_without_pixels)

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flats import Flat, build, of_items
+from flats import Flat, build, called, of_items
 
-from sparsebench.board.board import notes_on
-from sparsebench.board.judge import Curves, judge
+from sparsebench.board.judge import judge
+from sparsebench.board.notes import notes_on
+from sparsebench.board.over_budgets import Curves
 from sparsebench.records import manifests, store
 
 BUDGETS = (0.8, 0.5, 0.3)
@@ -123,16 +124,16 @@ def test_a_note_says_what_each_lacks() -> None:
 
 
 def test_a_note_has_the_command_where_the_folder_answers_one_suite(tmp_path: Path) -> None:
-    names = {"fair": "fair(disposal=merge, layers=2)", "poor": "poor"}
-    records = [record | {"strategy": names.get(record["strategy"], record["strategy"])} for record in WORLD]
-    some = without(without(records, strategy=names["fair"], repetition=1), strategy="poor", repetition=1)
+    fair = called("fair", disposal="merge", layers=(2, 3))
+    records = [record | fair if record["strategy"] == "fair" else record for record in WORLD]
+    some = without(without(records, strategy=fair["strategy"], repetition=1), strategy="poor", repetition=1)
     poor = {"revision": "0", "kind": "deployable", "site": "block", "trained": False, "adaptive": False,
             "citation": "", "bibtex": "", "file": "poor.py", "source": {"poor.py": ""}}  # fmt: skip
     store.keep(tmp_path / manifests.STRATEGIES, {"name": "poor"} | poor)
     for name, known in ((manifests.OWN, False), ("quick", True), ("embedded", False)):
         store.keep(tmp_path / manifests.SUITES, {"name": name, "version": 1, "settings": []})
         (line,) = (line for line in notes_on(some, folder=tmp_path, technical=False) if "not ranked" in line)
-        command = "`sparsebench run fair:disposal=merge,layers=2 poor.py --suite quick --out FOLDER`"
+        command = "`sparsebench run fair:disposal=merge,layers=2+3 poor.py --suite quick --out FOLDER`"
         assert (command in line) == known
 
 

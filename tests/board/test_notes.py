@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flats import WHOLE, flat, flatten
 
-from sparsebench.board.board import notes_on
+from sparsebench.board.notes import notes_on
 from sparsebench.records.record import Cell, Origin, Part, Record, bytes_of, canonical
 from sparsebench.strategy.budget import Budget
 

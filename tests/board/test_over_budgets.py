@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flats import Flat, build, of_items
+from flats import Flat, build, in_blocks, of_items
 
 from sparsebench.board import columns
-from sparsebench.board.board import notes_on
 from sparsebench.board.columns import Row, dicts, keys_of
-from sparsebench.board.judge import Curves, Leaderboard, judge
-from sparsebench.board.settings import DECLARED
+from sparsebench.board.judge import Leaderboard, judge
+from sparsebench.board.notes import notes_on
+from sparsebench.board.over_budgets import Curves
+from sparsebench.board.reading import DECLARED
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.board.views import best, report
 from sparsebench.measure.metrics import MetricKind
@@ -136,7 +137,7 @@ def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
 def test_a_strategy_with_other_budgets_has_its_own_row() -> None:
     """Other budgets of a strategy are a row of their own and the rest is named."""
     inside = records("good", dict.fromkeys(BUDGETS, 0.8))
-    inside = [r | {"budget": f"{r['budget']} @0,1", "cell_id": f"{r['cell_id']} @"} for r in inside]
+    inside = [r | in_blocks(r["macs_ratio_asked"], 0, 1) | {"cell_id": f"{r['cell_id']} @"} for r in inside]
     rates = [r | {"budget": "keep 0.5 power-floor", "macs_ratio_asked": None, "cell_id": f"k {r['cell_id']}"}
              for r in records("steep", {0.6: 0.5})]  # fmt: skip
     judged = judge([*WORLD, *inside, *rates])
@@ -150,13 +151,13 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     mixed = [*(r | {"track": "scratch"} for r in WORLD), *frozen]
     judged = judge(mixed)
     assert (
-        judged.rankings[0].setting.track == "scratch" and len(over(judged).rows) == 5
+        judged.rankings[0].comparison.track == "scratch" and len(over(judged).rows) == 5
     )  # the one with the most records
     alone = over(judge(WORLD)).rows  # without differences the task has only its name
     assert dicts(over(judged).rows.drop(columns="task")) == dicts(alone.drop(columns="task"))
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
-    assert {(ranking.task, ranking.setting.track) for ranking in by_task.rankings} == {
+    assert {(ranking.task, ranking.comparison.track) for ranking in by_task.rankings} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
     assert set(by_task.rows["track"]) == {"frozen", "scratch"}

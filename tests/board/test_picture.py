@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsebench.board import picture
-from sparsebench.board.judge import Curves
+from sparsebench.board.over_budgets import Curves
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import store, table
@@ -40,10 +40,11 @@ def board(
                 "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
 
     points_of = [point("dense", 1.0, 1.0, 0.0)]
-    rows = [{"strategy": "dense", "kind": "baseline", "rank": "not ranked", "accuracy": 0.9}]
+    rows = [{"strategy": "dense", "kind": "baseline", "accuracy": 0.9}]
     for place, (name, points) in enumerate(losses.items(), 1):
-        rank = "not ranked" if name == "oracle" else f"1-{last}" if place <= last else str(place)
-        rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), "rank": rank})
+        low, high = (1, last) if place <= last else (place, place)
+        ranks = {} if name == "oracle" else {"rank_low": low, "rank_high": high}
+        rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), **ranks})
         times = (spent or {}).get(name, 1.0)
         points_of += [point(name, b, b * times, less) for b, less in zip(BUDGETS, points, strict=False)]
     table = pd.DataFrame(rows).set_index("strategy", drop=False)
@@ -140,13 +141,13 @@ def test_a_line_begins_at_dense_with_a_bar_at_each_budget() -> None:
 
 
 def test_what_spends_more_than_a_budget_is_not_the_most_accurate_at_it() -> None:
-    rest = {f"other_{i}": (0.5 + i / 10, 1 + i / 10, 3 + i / 10) for i in range(picture.NAMED)}
-    frame = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, {"over": 1.2}, last=picture.NAMED)
+    rest = {f"other_{i}": (0.5 + i / 10, 1 + i / 10, 3 + i / 10) for i in range(picture.NAMED_BY_DEFAULT)}
+    frame = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, {"over": 1.2}, last=picture.NAMED_BY_DEFAULT)
     assert "over" not in picture.main_strategies(*frame)
     assert "over" in picture.main_strategies(
-        *board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED)
+        *board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED_BY_DEFAULT)
     )
-    rows, over = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED)
+    rows, over = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED_BY_DEFAULT)
     keep_rates = pd.DataFrame([{"line": None, "asked": math.nan, "macs_ratio": 0.5, "accuracy": 0.8}] * 2)
     assert picture.main_strategies(pd.concat([rows, keep_rates]), over) == picture.main_strategies(rows, over)
 

@@ -190,10 +190,14 @@ def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...
 
 
 LABELS = [
-    {"rank": "1-3", "strategy": "far(power=1.0, on=True)", "budget": "macs 0.5", "trained": "no", "pareto": "yes",
-     "pareto_speed": "yes", "sample_complexity": math.inf},
-    {"rank": "2", "strategy": "far", "budget": "keep 0.7 power-floor @0,1", "trained": "yes", "sample_complexity": 8},
-    {"rank": "not ranked", "strategy": "dense", "budget": "macs 1", "trained": "no", "sample_complexity": None},
+    {"rank": "1-3", "rank_low": 1, "rank_high": 3, "strategy": "far(power=1.0, on=True)",
+     "strategy_params": '{"power": 1.0, "on": true}', "budget": "macs 0.5", "budget_amount": "macs",
+     "budget_value": "0.5", "trained": "no", "pareto": "yes", "pareto_speed": "yes", "sample_complexity": math.inf},
+    {"rank": "2", "rank_low": 2, "rank_high": 2, "strategy": "far", "strategy_params": "{}",
+     "budget": "keep 0.7 power-floor @0,1", "budget_amount": "keep_rate", "budget_value": "0.7", "trained": "yes",
+     "sample_complexity": 8},
+    {"rank": "not ranked", "strategy": "dense", "strategy_params": "{}", "budget": "macs 1", "budget_amount": "macs",
+     "budget_value": "1", "trained": "no", "sample_complexity": None},
 ]  # fmt: skip
 
 

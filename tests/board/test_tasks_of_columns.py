@@ -13,7 +13,7 @@ from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import dicts
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.published import files
-from sparsebench.board.settings import MAIN, SUCCESS
+from sparsebench.board.reading import MAIN, SUCCESS
 from sparsebench.board.tables import FORMATS, Table, render
 from sparsebench.cli import main
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flats import Flat, build, of_items
 
-from sparsebench.board.board import notes_on
 from sparsebench.board.columns import Row, dicts
+from sparsebench.board.comparison import about
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import about
+from sparsebench.board.notes import notes_on
 from sparsebench.board.tables import Choice, render
 from sparsebench.board.views import report
 from sparsebench.records.record import bytes_of
@@ -108,7 +108,7 @@ def test_what_only_some_have_changes_no_row_and_a_note_names_them(common: list[F
     new = [line for line in notes_on([*common, *more]) if line not in notes_on(common)]
     assert named_in(new, more) == {record["strategy"] for record in more}
     (now,), (before,) = (judge(records).rankings for records in ([*common, *more], common))
-    assert about(now.setting) == about(before.setting)
+    assert about(now.comparison) == about(before.comparison)
 
 
 def rows_of_curves(records: list[Flat]) -> list[Row]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flats import Flat, build, flat
+from flats import Flat, build, flat, in_blocks
 
 from sparsebench.board import views
 from sparsebench.board.columns import keys_of
@@ -130,7 +130,7 @@ def test_numbers_have_units_for_people() -> None:
 
 def test_a_budget_that_is_no_share_is_said_with_the_method() -> None:
     fixed = measured("tome", 0.78, 0.5, 1500.0, budget="13 a block", macs_ratio_asked=None)
-    placed = measured("evit", 0.79, 0.5, 1600.0, budget="macs 0.5 @3,6,9")
+    placed = measured("evit", 0.79, 0.5, 1600.0, **in_blocks(0.5, 3, 6, 9))
     rows = json.loads(of_paper([*measured("dense", 0.8, 1.0, 1.0), *fixed, *placed], "json"))
     assert {row["method"] for row in rows} == {"dense", "tome, 13 a block", "evit, @3,6,9"}
 

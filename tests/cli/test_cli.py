@@ -392,7 +392,7 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path, monkeyp
 
 def test_a_run_loads_its_suite_reads_its_records_and_judges_them_once(tmp_path: Path) -> None:
     from sparsebench.board.judge import judge
-    from sparsebench.board.settings import read
+    from sparsebench.board.reading import read
     from sparsebench.plan import suite
     from sparsebench.records.store import Store
 

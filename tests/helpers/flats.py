@@ -1,5 +1,6 @@
 """Flat records of a few strategies, with the outcomes of their test items."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pyarrow.compute as pc
 
 from sparsebench.board.columns import Row, dicts
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import Flats
+from sparsebench.board.reading import Flats
 from sparsebench.records import store, table
 from sparsebench.records.record import Record, bytes_of
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import label
 
 KINDS = {
     "dense": "baseline",
@@ -65,6 +68,22 @@ def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> 
         "budget": "macs 1" if strategy == "dense" else "macs 0.5", "n_train": 600, "repetition": seed,
         "setting": f"setting of {task}", "device": "cpu", "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0,
     } | more  # fmt: skip
+
+
+def called(name: str, **params: Any) -> Flat:
+    """Return the columns of a strategy with parameters that differ from their defaults."""
+    return {"strategy": label(name, params), "strategy_name": name, "strategy_params": json.dumps(params)}
+
+
+def budgeted(budget: Budget) -> Flat:
+    """Return the columns of a budget."""
+    return {"budget": budget.label, "budget_amount": budget.amount, "budget_value": budget.value,
+            "budget_rounding": budget.rounding, "budget_places": budget.places, "budget_where": "both"}  # fmt: skip
+
+
+def in_blocks(macs: float, *blocks: int) -> Flat:
+    """Return the columns of a share of the dense MACs at which tokens leave in these blocks."""
+    return budgeted(Budget(macs=macs, blocks=blocks))
 
 
 def seeded(strategy: str, values: list[float], metric: str = "accuracy", **more: Any) -> list[Flat]:

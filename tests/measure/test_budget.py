@@ -13,7 +13,7 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.measure.schedule import TokenSchedule, cap_counts, counts_at
 from sparsebench.strategy.base import Traits
-from sparsebench.strategy.budget import FULL, Budget, amount_of
+from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
 
 BLOCK = BlockCost(qkv=3 * 64**2, proj=64**2, mlp=8 * 64**2, width=64)
 VIT = VitCost(tokens=64, prefix=1, class_rows=1, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)
@@ -68,9 +68,10 @@ def test_different_budgets_have_different_labels():
     ],
     ids=lambda value: value.label if isinstance(value, Budget) else "",
 )
-def test_the_amount_of_a_label_is_without_where_tokens_leave(budget, amount):
-    assert amount_of(budget.label) == amount
-    assert amount_of(budget.label + ", in training only") == amount + ", in training only"
+def test_a_label_is_the_amount_and_then_where_tokens_leave(budget, amount):
+    parts = [AMOUNTS[budget.amount].format(budget.value), budget.rounding]
+    assert " ".join(filter(None, parts)) == amount
+    assert budget.label == " ".join(filter(None, [amount, budget.places]))
 
 
 @pytest.mark.parametrize(

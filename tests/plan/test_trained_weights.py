@@ -16,7 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sparsebench
-from sparsebench.board.settings import about, frame_of, settings_of
+from sparsebench.board.comparison import about, comparisons_of
+from sparsebench.board.reading import frame_of
 from sparsebench.errors import UserError
 from sparsebench.inspection.compare import compare, rows
 from sparsebench.inspection.pictures import Trainer
@@ -291,7 +292,7 @@ def test_no_board_mixes_two_precisions(both: Any) -> None:
     assert len(shown) == len(halved) == len(single) - 1 and shown in of
     table = sparsebench.leaderboard(out, by="task")
     assert len(table) == 2 * len(shown) and sum("precision=bfloat16" in name for name in set(table["model"])) == 1
-    lines = sorted(about(one) for one in settings_of(frame_of(sparsebench.load_records(out))))
+    lines = sorted(about(one) for one in comparisons_of(frame_of(sparsebench.load_records(out))))
     assert ["in bfloat16" in line for line in lines].count(True) == 1 == len(lines) - 1
 
 

@@ -8,7 +8,8 @@ import timm
 import torch
 from coded import ARCH, write_random_weights
 
-from sparsebench.board.settings import frame_of, settings_of
+from sparsebench.board.comparison import comparisons_of
+from sparsebench.board.reading import frame_of
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request
@@ -48,7 +49,7 @@ def records(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Reco
 
 def test_each_file_is_a_network_of_the_frozen_track(records: list[Record]) -> None:
     assert {record.status for record in records} == {"ok"}
-    (setting,) = settings_of(frame_of(map(row_of, records)))
+    (setting,) = comparisons_of(frame_of(map(row_of, records)))
     assert setting.track == "frozen"
     assert len(setting.networks) == 2
 

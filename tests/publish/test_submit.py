@@ -14,9 +14,9 @@ from forge import PLUGIN, Change, put
 
 from sparsebench import api
 from sparsebench.errors import UserError
-from sparsebench.publish import MANIFEST
 from sparsebench.publish.submission import RECORDS, git_steps, manifest_of, submit, verify
 from sparsebench.records import manifests, store, table
+from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import Cell, Record, canonical
 
 pytestmark = pytest.mark.usefixtures("no_picture")

@@ -6,20 +6,20 @@ import pytest
 from scipy import stats
 
 from sparsebench.stats.curves import area, crossing, kept_accuracy, least_macs, weights
-from sparsebench.stats.paired import Contender, compare
+from sparsebench.stats.paired import Results, compare
 
 RNG = np.random.default_rng
 SPENT = (0.31, 0.52, 0.85)
 
 
-def contender(hits: np.ndarray, name: str = "items") -> Contender:
+def contender(hits: np.ndarray, name: str = "items") -> Results:
     """Return a contender from (S, I) outcomes."""
-    return Contender(
+    return Results(
         {s: float(row.mean()) for s, row in enumerate(hits)}, {s: (f"{name} {s}", row) for s, row in enumerate(hits)}
     )
 
 
-def points(S: int = 3, I: int = 60, seed: int = 0) -> list[Contender]:
+def points(S: int = 3, I: int = 60, seed: int = 0) -> list[Results]:
     """Return contenders at the shares of SPENT, and dense; more MACs are better."""
     rng = RNG(seed)
     hard = rng.random((S, I))
@@ -116,7 +116,7 @@ def test_the_interval_of_the_least_macs_draws_seeds_and_items() -> None:
     without = [replace(point, hits={}) for point in some]  # then only seeds are resampled
     _, lower, higher = least_macs(without, SPENT)
     assert lower is not None and higher is not None and 0 < higher - lower < high - low
-    steady = [Contender(dict.fromkeys(range(3), y), {}) for y in (0.5, 0.6, 0.69, 0.7)]
+    steady = [Results(dict.fromkeys(range(3), y), {}) for y in (0.5, 0.6, 0.69, 0.7)]
     assert least_macs(steady, SPENT) == pytest.approx((0.52 + 0.33 * 8 / 9,) * 3)
 
 

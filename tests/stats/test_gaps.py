@@ -6,23 +6,23 @@ from scipy import stats
 
 from sparsebench.stats.curves import Groups, aligned_gaps, gap_reductions, worst_group
 from sparsebench.stats.intervals import Interval
-from sparsebench.stats.paired import Contender
+from sparsebench.stats.paired import Results
 
 RNG = np.random.default_rng
 GROUPS = np.arange(80) % 4
 FITS = {0: 1, 1: -1, 2: -1, 3: 1}
 
 
-def aligned_gap(strategy: Contender, groups: Groups, lone: bool = False) -> Interval | None:
+def aligned_gap(strategy: Results, groups: Groups, lone: bool = False) -> Interval | None:
     return aligned_gaps([strategy], [groups], lone)[0]
 
 
-def gap_reduction(strategy: Contender, dense: Contender, groups: Groups) -> Interval | None:
+def gap_reduction(strategy: Results, dense: Results, groups: Groups) -> Interval | None:
     return gap_reductions([strategy], dense, [groups])[0]
 
 
-def contender(hits: np.ndarray, *, shared: bool = False) -> Contender:
-    return Contender(
+def contender(hits: np.ndarray, *, shared: bool = False) -> Results:
+    return Results(
         {s: float(row.mean()) for s, row in enumerate(hits)},
         {s: ("same" if shared else f"items {s}", row) for s, row in enumerate(hits)},
     )
@@ -69,7 +69,7 @@ def test_the_reduction_of_the_gap_is_paired_by_seed_and_item() -> None:
     check(gap_reduction(contender(mine), contender(dense), groups(4)), dense.astype(float) - mine)
     fewer = contender(dense[:3])
     check(gap_reduction(contender(mine), fewer, groups(4)), dense[:3].astype(float) - mine[:3])
-    other = Contender(fewer.means, {s: (f"other {s}", hits) for s, (_, hits) in fewer.hits.items()})
+    other = Results(fewer.means, {s: (f"other {s}", hits) for s, (_, hits) in fewer.hits.items()})
     assert gap_reduction(contender(mine), other, groups(4)) is None
 
 
@@ -98,7 +98,7 @@ def test_the_worst_group_is_that_of_the_mean_over_seeds() -> None:
 @pytest.mark.parametrize("call", [
     lambda: aligned_gap(contender(np.ones((3, 80), bool)), {}),
     lambda: aligned_gap(contender(np.ones((3, 80), bool)), dict.fromkeys(range(3), np.zeros(80, dtype=int))),
-    lambda: aligned_gap(Contender({0: 0.5}, {}), groups(1)),
+    lambda: aligned_gap(Results({0: 0.5}, {}), groups(1)),
 ])  # fmt: skip
 def test_there_is_no_gap_without_four_groups(call: Callable[[], Interval | None]) -> None:
     assert call() is None
@@ -113,10 +113,10 @@ def test_one_seed_has_no_interval() -> None:
     )
 
 
-def clustered(hits: np.ndarray, numbers: np.ndarray) -> Contender:
+def clustered(hits: np.ndarray, numbers: np.ndarray) -> Results:
     """Return a contender whose item i of seed s shows foreground numbers[s, i]."""
     plain = contender(hits)
-    return Contender(plain.means, plain.hits, dict(enumerate(numbers)))
+    return Results(plain.means, plain.hits, dict(enumerate(numbers)))
 
 
 def test_the_interval_of_the_gap_covers_if_results_depend_on_foregrounds() -> None:
@@ -139,7 +139,7 @@ def test_the_interval_of_the_gap_covers_if_results_depend_on_foregrounds() -> No
 def test_several_gaps_equal_the_gaps_computed_separately() -> None:
     rng = RNG(5)
     hits, other = rng.random((3, 4, 80)) < 0.6, rng.random((4, 80)) < 0.6
-    every = [*map(contender, hits), contender(other[:2], shared=True), Contender({0: 0.5}, {})]
+    every = [*map(contender, hits), contender(other[:2], shared=True), Results({0: 0.5}, {})]
     of_each = [groups(4), {s: GROUPS[::-1].copy() for s in range(4)}, groups(3), groups(2), groups(1)]
     assert aligned_gaps(every, of_each) == [aligned_gap(*pair) for pair in zip(every, of_each, strict=True)]
     result = gap_reductions(every, every[0], of_each)

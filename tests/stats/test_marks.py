@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.stats.paired import Contender, compare, correlation, critical_p, marks
+from sparsebench.stats.paired import Results, compare, correlation, critical_p, marks
 
 RNG = np.random.default_rng
 
 
-def contenders(hits: np.ndarray) -> list[Contender]:
+def contenders(hits: np.ndarray) -> list[Results]:
     return [
-        Contender(
+        Results(
             {s: float(x.mean()) for s, x in enumerate(rows)},
             {s: (f"items {s}", x) for s, x in enumerate(rows)},
         )
@@ -72,7 +72,7 @@ def test_a_difference_without_degrees_of_freedom_is_not_significant() -> None:
 
 def test_rows_that_cannot_be_compared_are_not_marked() -> None:
     some = contenders(RNG(0).random((3, 3, 40)) < 0.5)
-    other = Contender({9: 0.9}, {})
+    other = Results({9: 0.9}, {})
     assert marks(compare([*some, other]), {1: 0, 2: 0, 3: 0})[3] == "not significant"
 
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from sparsebench.errors import StrategyError
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy.base import Strategy, complaint, how_of, how_of_label
+from sparsebench.strategy.base import Strategy, complaint, default_reduction, reduction_of
 from sparsebench.strategy.plans import Keep, Place
 from sparsebench.strategy.view import NEEDS, TokenView
 
@@ -104,22 +104,22 @@ def test_a_class_that_cannot_be_a_strategy_is_refused(body, says):
 
 
 def test_the_declared_disposal_of_every_strategy_is_that_of_its_plans() -> None:
-    hows = {registered.cls.name: how_of(registered.cls) for registered in Registry().strategies()}
+    declared = {registered.cls.name: default_reduction(registered.cls) for registered in Registry().strategies()}
     known = {
         "dense": "-", "oracle": "truth", "anti_oracle": "truth", "attn_topk": "drop", "tps": "mix", "evit": "fuse",
         "ats": "drop", "dynamic_vit": "trained", "patch_merger": "trained", "tofu": "drop+merge",
     }  # fmt: skip
-    assert {name: hows[name] for name in known} == known and all(hows.values())
+    assert {name: declared[name] for name in known} == known and all(declared.values())
 
 
 @pytest.mark.parametrize(
-    ("how", "label", "disposal"),
+    ("default", "params", "reduction"),
     [
-        ("drop", "attn_topk", "drop"),
-        ("drop", "attn_topk(disposal=squeeze)", "mix"),
-        ("drop", "mine(a=1, disposal=merge, b=2)", "merge"),
-        ("trained", "dynamic_vit(disposal=squeeze)", "trained"),
+        ("drop", {}, "drop"),
+        ("drop", {"disposal": "squeeze"}, "mix"),
+        ("drop", {"a": 1, "disposal": "merge", "b": 2}, "merge"),
+        ("trained", {"disposal": "squeeze"}, "trained"),
     ],
 )
-def test_a_disposal_among_the_parameters_says_how(how: str, label: str, disposal: str) -> None:
-    assert how_of_label(how, label) == disposal
+def test_a_disposal_among_the_parameters_is_the_reduction(default: str, params: dict, reduction: str) -> None:
+    assert reduction_of(default, params) == reduction

@@ -59,7 +59,7 @@
     const columns = setting.columns.filter((column) => column.first || every);
     const groups = select(setting, { budget, search, sort });
     table = { setting, groups, columns, sort, papers, onSort };
-    const names = setting.rows.map((row) => row.strategy.split("(")[0]);
+    const names = setting.rows.map((row) => row.strategy_name);
     say(at("about-table"), new Set([
       ...columns.map((column) => column.key),
       ...setting.rows.map((row) => row.kind),

@@ -139,7 +139,7 @@ function cell(row, column, papers, names) {
   const title = short !== text && clip_(text, 500);
   if (column.key !== "strategy")
     return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
-  const [citation, address] = papers.get(text.split("(")[0]) ?? [];
+  const [citation, address] = papers.get(row.strategy_name) ?? [];
   const lines = short.split(/(?<=[_,])/).flatMap((part, k) => (k ? [make("wbr"), part] : [part]));
   const paper = { href: address, rel: "noreferrer", title: citation || "the paper" };
   const name = address ? [make("a", paper, ...lines)] : lines;

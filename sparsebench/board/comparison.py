@@ -1,0 +1,365 @@
+"""Comparisons: the records of a task, a model and a track, in which strategies and budgets are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsebench.board.common import CELL, Common, common_of
+from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, dense_of
+from sparsebench.errors import few, plain
+from sparsebench.records.record import canonical, numbers_of
+from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, PREDICTIONS, WHERE
+from sparsebench.stats.curves import Groups
+from sparsebench.stats.paired import Results
+from sparsebench.strategy.spec import label
+from sparsebench.tasks.sources.labels import numbering
+
+Numbers = Callable[[Any, int], np.ndarray]
+"""`numbers_of`, with a cache: strategies then share the arrays of a test."""
+MOST_NETWORKS_NAMED = 5
+"""Largest number of networks that `about` names."""
+TRACKS = {
+    "frozen": "trained without a strategy; strategies act in the test only",
+    "tuned": "trained further with the strategy",
+    "scratch": "trained with the strategy",
+}
+"""Descriptions of the networks of each track."""
+SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+"""Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
+
+
+@dataclass(eq=False)
+class Comparison:
+    """The records with the same task and model, with equal parameters, track, and mostly number of training samples.
+
+    Attributes:
+        source: the name of the task.
+        task, model: names of task and model, with the parameters that differ between comparisons of the same names. If
+            tracks differ, the task's name includes the track.
+        setting: the parameters of task and model, as `row_of` writes them.
+        n_train: number of training samples; 0 if the task has a success criterion, as all sizes are then together.
+        track: see `cell.Track`; strategies of different tracks are never ranked together.
+        measured: the records with status ok.
+        others: the other records.
+        every: a row for each entry of all comparisons: strategy, kind and budget, with the columns IDENTITY; `asked`,
+            the requested share of dense MACs; `form`, the label of the budget without this share; and `line`, the curve
+            over budgets that has the entry as a point: strategy, kind and form. `line` is None for dense, and for a
+            budget that is not a share of dense MACs.
+    """
+
+    source: str
+    task: str
+    model: str
+    setting: str
+    n_train: int
+    track: str
+    measured: pd.DataFrame
+    others: pd.DataFrame
+    every: pd.DataFrame
+
+    @cached_property
+    def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters of task and model; empty if `setting` cannot be parsed."""
+        try:
+            task, model = (part["params"] for part in json.loads(self.setting)[:2])
+        except (ValueError, TypeError):
+            return {}, {}
+        return task, model
+
+    @cached_property
+    def entries(self) -> pd.DataFrame:
+        """The rows of `every` that have records in this comparison."""
+        return self.every.loc[np.unique(self.measured[ENTRY])]
+
+    @cached_property
+    def records(self) -> pd.DataFrame:
+        """The records that the board uses: those of common cells, or all of an entry that has none of these cells."""
+        used = self.common.used
+        rows = used.index.get_indexer(self.measured[ENTRY])
+        columns = used.columns.get_indexer(pd.MultiIndex.from_frame(self.measured[CELL]))
+        mask = used.to_numpy()[rows, columns]
+        return self.measured if mask.all() else self.measured[mask]
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest number of training samples."""
+        sizes = self.common.cells.get_level_values("n_train")
+        return int(max(sizes, default=self.measured["n_train"].max()))
+
+    @cached_property
+    def tested(self) -> pd.DataFrame:
+        """The records at the largest number of training samples."""
+        return self.records[self.records["n_train"] == self.largest]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds at the largest number of training samples on which strategies are compared."""
+        cells = self.common.cells
+        return sorted(set(cells[cells.get_level_values("n_train") == self.largest].get_level_values(SEED)))
+
+    @property
+    def title(self) -> str:
+        """The title: task, model and track, and the number of training samples unless the track is frozen."""
+        most = f"{'up to ' if self.has_trials else ''}{self.largest}"
+        samples = f"{most} training samples" if self.largest and self.track != "frozen" else ""
+        return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
+
+    @cached_property
+    def networks(self) -> dict[int, str]:
+        """The common networks that are tested as they are, by seed, see `Cell.network`; all if none is common.
+
+        Empty if repetitions are trained.
+        """
+        names = self.measured.loc[self.measured["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
+        networks = names.set_index(SEED)["network"].to_dict()
+        return {seed: networks[seed] for seed in self.seeds if seed in networks} or networks
+
+    @cached_property
+    def lone(self) -> bool:
+        """Whether strategies are compared on one network or seed: intervals and tests are then over its test items."""
+        return len(self.seeds) == 1
+
+    @cached_property
+    def has_trials(self) -> bool:
+        """Whether the task has a success criterion."""
+        return bool(self.measured["success"].notna().any())
+
+    def has(self, metric: str) -> bool:
+        """Return whether a metric was measured at the largest number of training samples."""
+        return bool(self.tested[metric].notna().any())
+
+    @cached_property
+    def common(self) -> Common:
+        """What the strategies are compared on."""
+        return common_of(self)
+
+    @cached_property
+    def results(self) -> dict[int, Results]:
+        """The results of each entry for paired comparisons.
+
+        Seeds have their accuracy, and test items whether they are correct, or the share of draws in which they are. If
+        repetitions test a network on different pictures, their items are concatenated.
+        """
+        return {entry: results for entry, (results, _) in self._tests.items()}
+
+    @cached_property
+    def groups(self) -> dict[int, Groups]:
+        """For each entry and seed the (I,) group of each test item, if known."""
+        return {entry: groups for entry, (_, groups) in self._tests.items()}
+
+    @cached_property
+    def _tests(self) -> dict[int, tuple[Results, Groups]]:
+        means = self.tested.groupby([ENTRY, SEED])["accuracy"].mean().dropna()
+        means_of = {entry: part.droplevel(ENTRY).to_dict() for entry, part in means.groupby(ENTRY)}
+        numbers = cache(numbers_of)
+        names = [ENTRY, SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
+        rows_of: dict[int, list[Any]] = {entry: [] for entry in set(self.tested[ENTRY])}
+        for row in self.tested[names].itertuples(index=False):
+            if row.test_predictions:
+                rows_of[row.entry].append(row)
+        return {entry: _results(means_of.get(entry, {}), rows, numbers) for entry, rows in rows_of.items()}
+
+
+def _results(means: Mapping[int, float], rows: Sequence[Any], numbers: Numbers) -> tuple[Results, Groups]:
+    """Return the results of an entry, and for each seed the group of each test item, if known.
+
+    Args:
+        means: the accuracy of each seed.
+        rows: the records that have test items. Several draws of a test have the same labels and foregrounds.
+        numbers: decodes the columns of test items.
+    """
+    draws_of: dict[int, dict[tuple[Any, Any], list[Any]]] = {}
+    for row in rows:
+        tests = draws_of.setdefault(row.seed, defaultdict(list))
+        tests[row.test_labels, row.test_foregrounds].append(row)
+
+    hits: dict[int, tuple[Hashable, np.ndarray]] = {}
+    groups: dict[int, np.ndarray] = {}
+    foregrounds: dict[int, np.ndarray] = {}
+    for seed, tests in draws_of.items():
+        names = sorted(tests)
+        hits[seed] = tuple(names), _join([_hits(tests[name], numbers) for name in names])
+        first = [tests[name][0] for name in names]  # all draws of a test have its items
+        if all(row.test_groups for row in first):
+            groups[seed] = _join([numbers(row.test_groups, row.test_items) for row in first])
+        if all(row.test_foregrounds for row in first):
+            foregrounds[seed] = _join([numbers(row.test_foregrounds, row.test_items) for row in first])
+
+    # If the draws of one seed differ, its hits are shares. Then those of all seeds are.
+    if any(item_hits.dtype != bool for _, item_hits in hits.values()):
+        hits = {seed: (name, item_hits.astype(float)) for seed, (name, item_hits) in hits.items()}
+
+    # Items with the same foreground form a cluster, if it occurs more than once.
+    clusters = None
+    if draws_of and len(foregrounds) == len(draws_of):
+        n_items = np.bincount(np.concatenate(list(foregrounds.values())))
+        if n_items.max() > 1:
+            clusters = foregrounds
+    return Results(means, hits, clusters), groups
+
+
+def _hits(draws: Sequence[Any], numbers: Numbers) -> np.ndarray:
+    """Return (I,) whether each item of a test is correct; if draws differ, the share of draws in which it is."""
+    truth = numbers(draws[0].test_labels, draws[0].test_items)
+    first, *others = (numbers_of(row.test_predictions, row.test_items) == truth for row in draws)
+    if all((hits == first).all() for hits in others):
+        return first
+    return np.mean([first, *others], axis=0)
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the parts concatenated; a single part is not copied, as others may share it."""
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+# From records to comparisons
+
+
+def comparisons_of(frame: pd.DataFrame) -> list[Comparison]:
+    """Return the comparisons of the records with status ok, sorted by task, parameters, size and track.
+
+    Args:
+        frame: records, from `frame_of`.
+    """
+    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for comparison in _with_equal_parameters(frame):
+        groups[comparison.task, comparison.model].append(comparison)
+    comparisons = [named for group in groups.values() for named in _with_distinct_names(group)]
+    return sorted(comparisons, key=lambda one: (one.source, one.setting, one.n_train, one.track))
+
+
+def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
+    """Yield the comparisons, with the plain names of their tasks and models."""
+    entries = _entries(frame)
+    is_ok = (frame["status"] == "ok").to_numpy(bool)
+    measured_records = frame[is_ok]
+    other_records = frame[~is_ok]
+    measured_records.attrs = other_records.attrs = {}  # pandas would copy them with each part
+    others_of = {where: part for where, part in other_records.groupby(["task", "setting", "track"], observed=True)}
+
+    # All numbers of training samples are together if the task has a success criterion.
+    size = measured_records["n_train"].where(measured_records["success"].isna(), 0).rename("size")
+    groups = measured_records.groupby(["task", "setting", size, "track"], observed=True, sort=False)
+    for (task, setting, n_train, track), measured in groups:
+        others = others_of.get((task, setting, track), other_records[:0])
+        if n_train:
+            others = others[others["n_train"] == n_train]
+        model = str(measured["model"].iloc[0])
+        yield Comparison(task, task, model, setting, int(n_train), track, measured, others, entries)
+
+
+def _with_distinct_names(comparisons: Sequence[Comparison]) -> Iterator[Comparison]:
+    """Yield comparisons of a task and a model, with the parameters in which they differ in their names."""
+    task_params = _varying([comparison.params[0] for comparison in comparisons])
+    model_params = _varying([comparison.params[1] for comparison in comparisons])
+    tracks = {comparison.track for comparison in comparisons}
+    for comparison, of_task, of_model in zip(comparisons, task_params, model_params, strict=True):
+        if len(tracks) > 1:
+            of_task["track"] = comparison.track
+        task = plain(label(comparison.task, of_task), 1000)
+        model = plain(label(comparison.model, of_model), 1000)
+        yield replace(comparison, task=task, model=model)
+
+
+def _entries(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each entry of the records, see `Comparison.every`."""
+    names = [*KEY, *IDENTITY]
+    first = frame[[ENTRY, *names, "macs_ratio_asked"]].drop_duplicates(ENTRY).set_index(ENTRY).sort_index()
+    entries = first[names].astype(object).assign(asked=first["macs_ratio_asked"])
+    forms = []
+    lines = []
+    for entry in entries.itertuples(index=False):
+        form = _form(entry)
+        is_point = entry.strategy != DENSE and entry.asked < 1
+        forms.append(form)
+        lines.append((entry.strategy, entry.kind, form) if is_point else None)
+    return entries.assign(
+        form=pd.Series(forms, entries.index, dtype=object),
+        line=pd.Series(lines, entries.index, dtype=object),
+    )
+
+
+def _form(entry: Any) -> str:
+    """Return the label of an entry's budget without its share of dense MACs; the whole label of another budget."""
+    if math.isnan(entry.asked):
+        return str(entry.budget)
+    words = filter(None, (entry.budget_rounding, entry.budget_places))
+    return (" ".join(words) + WHERE[entry.budget_where]).removeprefix(", ")
+
+
+def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each set of parameters reduced to those that differ between the sets or are missing in some."""
+    keys = {key for params in params_of_all for key in params}
+    varied = {key for key in keys if len({canonical(params.get(key)) for params in params_of_all}) > 1}
+    return [{key: value for key, value in params.items() if key in varied} for params in params_of_all]
+
+
+# In words
+
+
+def about(comparison: Comparison) -> str:
+    """Return one sentence on the data, and one on the networks and the track."""
+    dense = dense_of(comparison.tested)
+    track = TRACKS.get(comparison.track, comparison.track)
+    networks = _about_networks(comparison, dense)
+    text = f"Data: {_about_data(comparison, dense)}. {networks}, {track} (track {comparison.track})."
+    return plain(text, 1000)
+
+
+def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
+    """Return what the data are: pictures, size, classes, number of test items."""
+    task, model = comparison.params
+    pictures = pictures_of(comparison)
+    parts = [f"{pictures} (task {comparison.task})" if pictures else f"task {comparison.task}"]
+    pixels = task.get("canvas")
+    patch = model.get("patch")
+    if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
+        parts.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
+    tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
+    if len(tests):
+        classes: set[int] = set()
+        for labels, n in tests.itertuples(index=False):
+            classes.update(numbers_of(labels, n).tolist())
+        parts.append(f"{len(classes)} classes")
+        parts.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(comparison)} for each network")
+    rule = numbering(task)
+    if rule:
+        parts.append(f"class folders are numbered {rule}")
+    return ", ".join(parts)
+
+
+def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
+    """Return how many networks of which model there are, with their size and names."""
+    _, model = comparison.params
+    parts = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
+    weights = dense["parameters"].mean()
+    if weights > 0:
+        parts.append(f"{weights / 1e6:.2g} M weights")
+    if model.get("precision") == "bfloat16":
+        parts.append("in bfloat16")
+    if comparison.networks:
+        parts.append(few(sorted(comparison.networks.values()), MOST_NETWORKS_NAMED))
+    number = len(comparison.seeds)
+    text = f"{number or 'no'} network{'' if number == 1 else 's'} of model {comparison.model}"
+    return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def pictures_of(comparison: Comparison) -> str:
+    """Return what the pictures of a task show; "" if the task does not name any."""
+    names = (comparison.params[0].get(key) for key in ("images", "backgrounds"))
+    return " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
+
+
+def items_of(comparison: Comparison) -> str:
+    """Return what a test consists of: images, or samples of a task without pictures, such as sets of tokens."""
+    has_images = pictures_of(comparison) or "canvas" in comparison.params[0] or "patch" in comparison.params[1]
+    return "images" if has_images else "samples"
