@@ -329,7 +329,7 @@ def _intervals_of_gaps(
         lone = comparison.lone
         intervals["aligned_gap"] = curves.aligned_gaps(results, groups, lone)
         if dense in comparison.results:
-            of_dense = comparison.results[dense]
+            of_dense = comparison.results[int(dense)]
             intervals["aligned_gap_reduction"] = curves.gap_reductions(results, of_dense, groups, lone)
     return intervals
 

@@ -443,7 +443,7 @@ def _label(
     # From top to bottom: connections of lower names are drawn above those of higher ones.
     for place in np.argsort(-ends[:, 1], kind="stable"):
         if lines[place].y[-1] >= bottom:
-            _connect(axis, ends[place], heights[place], looks[place])
+            _connect(figure, axis, ends[place], heights[place], looks[place])
 
 
 def _write_names(axis: Axes, lines: Sequence[_Line], bottom: float, letters: int) -> list[Annotation]:
@@ -467,19 +467,19 @@ def _write_names(axis: Axes, lines: Sequence[_Line], bottom: float, letters: int
     return names
 
 
-def _connect(axis: Axes, end: np.ndarray, height: float, look: style.Series) -> None:
+def _connect(figure: Figure, axis: Axes, end: np.ndarray, height: float, look: style.Series) -> None:
     """Connect the end of a line with its name.
 
     Right of the chart the connection leaves the height of the line, reaches that of the name, and ends with the marker.
 
     Args:
-        axis: the chart.
+        figure, axis: the picture and its chart.
         end: (2,) the end of the line in pixels.
         height: the height of the name in pixels.
         look: colour and marker of the line.
     """
     box = axis.get_window_extent()
-    leaves, reaches, marker = box.x1 + np.array([0.03, 0.15, 0.2]) * axis.get_figure().dpi
+    leaves, reaches, marker = box.x1 + np.array([0.03, 0.15, 0.2]) * figure.dpi
     x, y = end
     joints = axis.transData.inverted().transform([(x, y), (leaves, y), (reaches, height), (marker, height)])
     # A solid line across the chart would look like data.

@@ -49,9 +49,9 @@ def records(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Reco
 
 def test_each_file_is_a_network_of_the_frozen_track(records: list[Record]) -> None:
     assert {record.status for record in records} == {"ok"}
-    (setting,) = comparisons_of(frame_of(map(row_of, records)))
-    assert setting.track == "frozen"
-    assert len(setting.networks) == 2
+    (comparison,) = comparisons_of(frame_of(map(row_of, records)))
+    assert comparison.track == "frozen"
+    assert len(comparison.networks) == 2
 
 
 def test_the_dense_network_predicts_as_timms(records: list[Record], folder: Path) -> None:
