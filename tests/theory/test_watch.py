@@ -89,7 +89,7 @@ def test_each_look_sees_the_loss_and_the_attention_of_its_step(shape, strategy):
     np.testing.assert_allclose(np.transpose([losses, masses]), expected, rtol=1e-5)
     assert losses[0] > losses[2] and masses[0] != masses[2]
     for _ in range(2):  # the last step is measured once, on request
-        trial.watch.look(25)
+        trial.watch.measure(25)
     assert trial.watch.looks == [0, 10, 20, 25] and len(losses) == 4
 
 
@@ -105,7 +105,7 @@ def test_watching_changes_no_bit(shape, strategy, watch=3):
 
 def test_the_test_is_watched_without_the_strategy_where_that_trains_only():
     trial = Trial({}, Random(), tested=False).run()
-    trial.watch.look(25)
+    trial.watch.measure(25)
     result = trial.evaluate()
     assert result.kept.all() and trial.watch.seen["test_loss"][-1] == pytest.approx(result.loss, rel=1e-5)
     everything = np.ones((12, 20))
@@ -118,7 +118,7 @@ def test_the_strategy_is_told_that_it_is_watched_in_a_test(scripted, shape):
     told = []
     trial = Trial(shape, scripted(lambda view, keep: told.append(view.training), budgeted=False))
     told.clear()
-    trial.watch.look(0)
+    trial.watch.measure(0)
     assert told and not any(told)
 
 
