@@ -9,7 +9,8 @@ from flats import Flat, build, called, of_items
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.over_budgets import Curves
-from sparsebench.records import manifests, store
+from sparsebench.records import manifests
+from sparsebench.records.store import Store
 
 BUDGETS = (0.8, 0.5, 0.3)
 RATES = {"good": 0.85, "fair": 0.7, "poor": 0.4, "random_inside": 0.5}
@@ -129,16 +130,16 @@ def test_a_note_has_the_command_where_the_folder_answers_one_suite(tmp_path: Pat
     some = without(without(records, strategy=fair["strategy"], repetition=1), strategy="poor", repetition=1)
     poor = {"revision": "0", "kind": "deployable", "site": "block", "trained": False, "adaptive": False,
             "citation": "", "bibtex": "", "file": "poor.py", "source": {"poor.py": ""}}  # fmt: skip
-    store.keep(tmp_path / manifests.STRATEGIES, {"name": "poor"} | poor)
+    Store(tmp_path).keep(manifests.STRATEGIES, {"name": "poor"} | poor)
     for name, known in ((manifests.OWN, False), ("quick", True), ("embedded", False)):
-        store.keep(tmp_path / manifests.SUITES, {"name": name, "version": 1, "settings": []})
+        Store(tmp_path).keep(manifests.SUITES, {"name": name, "version": 1, "settings": []})
         (line,) = (line for line in notes_on(some, folder=tmp_path, technical=False) if "not ranked" in line)
         command = "`sparsebench run fair:disposal=merge,layers=2+3 poor.py --suite quick --out FOLDER`"
         assert (command in line) == known
 
 
 def test_the_command_asks_for_repetitions_beyond_those_of_the_suite(tmp_path: Path) -> None:
-    store.keep(tmp_path / manifests.SUITES, {"name": "smoke", "version": 1, "settings": []})  # with one repetition
+    Store(tmp_path).keep(manifests.SUITES, {"name": "smoke", "version": 1, "settings": []})  # with one repetition
     some = without(WORLD, strategy="fair", repetition=1)
     (line,) = (line for line in notes_on(some, folder=tmp_path, technical=False) if "not ranked" in line)
     assert "`sparsebench run fair --suite smoke --seeds 3 --out FOLDER`" in line
