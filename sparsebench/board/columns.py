@@ -269,6 +269,12 @@ EVERY = (
         "speed_up", "speed-up", "times", "images/s divided by dense's on the same seed and machine, median over seeds"
     ),
     Column("p_label", "p(label)", "fraction", "mean probability of the correct class in the test"),
+    Column(
+        "schedule",
+        "schedule",
+        "text",
+        "the chosen schedule (budget auto): tokens after blocks; or names, if seeds differ, with numbers of seeds",
+    ),
     Column("track", "track", "text", "scratch, frozen or tuned: how networks are trained with a strategy"),
     Column("class_folders", "class folders", "text", "rule by which class folders were numbered", tables=False),
 )

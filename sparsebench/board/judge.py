@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,10 +31,13 @@ from sparsebench.board.reading import (
 )
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.measure.schedule import blocks_text
+from sparsebench.records.record import ScheduleChoice
 from sparsebench.records.reports import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.stats import curves, paired
 from sparsebench.stats.intervals import Interval, Successes, mean_interval, n50_ratio, sample_complexity
 from sparsebench.stats.paired import Pairs, marks
+from sparsebench.strategy.budget import AUTO
 from sparsebench.tasks.sources.labels import numbering
 
 RANDOM = "random_inside"
@@ -230,7 +233,7 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
             tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
 
     about = _about_strategies(list(used.values()))
-    rows = main.every.loc[about.index].join([*tables, about])
+    rows = main.every.loc[about.index].join([*tables, about, _schedules(main.tested)])
     # A row has as many seeds as the part with the fewest.
     rows["n_seeds"] = pd.concat(seeds, axis=1).min(axis=1).astype(int)
     rows["track"] = main.track
@@ -241,6 +244,23 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
     remove_ranks(rows)
     order = dict.fromkeys([*columns.keys_of(EVERY), *rows])
     return rows.reindex(columns=list(order))
+
+
+def _schedules(tested: pd.DataFrame) -> pd.DataFrame:
+    """Return the chosen schedule of each entry with schedule=auto: its counts, or its name on each of several seeds."""
+    schedules_of = tested[["entry", "schedule"]].astype({"schedule": object}).dropna()
+    chosen = schedules_of[schedules_of["schedule"] != ""]
+    texts = {}
+    for entry, choices in chosen.groupby("entry")["schedule"]:
+        schedules = [ScheduleChoice.model_validate_json(choice).best for choice in choices]
+        different = {(schedule.blocks, schedule.counts) for schedule in schedules}
+        if len(different) == 1:
+            ((blocks, counts),) = different
+            texts[entry] = f"{', '.join(map(str, counts))} after {blocks_text(blocks)}"
+        else:
+            names = Counter(schedule.name for schedule in schedules).most_common()
+            texts[entry] = ", ".join(f"{name} ({n})" for name, n in names)
+    return pd.DataFrame({"schedule": pd.Series(texts, dtype=object)})
 
 
 def _devices(tested: pd.DataFrame) -> pd.DataFrame:
@@ -375,7 +395,8 @@ def _rank(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], lossy: C
 def _unranked(rows: pd.DataFrame, common: Common, lossy: Collection[tuple[str, str]]) -> pd.Index:
     """Return the entries that are not ranked.
 
-    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. If strategies are
+    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A published
+    schedule beside a chosen one is not ranked, see `has_published_schedule`. If strategies are
     compared over budgets, a strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
 
     Args:
@@ -390,7 +411,16 @@ def _unranked(rows: pd.DataFrame, common: Common, lossy: Collection[tuple[str, s
     if common.budgets.common:
         strategies = {strategy for strategy, _ in lossy}
         has_failed |= rows["strategy"].isin(strategies).to_numpy()
-    return rows.index[has_failed | rows.index.isin(common.incomplete)]
+    return rows.index[has_failed | rows.index.isin(common.incomplete) | has_published_schedule(rows)]
+
+
+def has_published_schedule(rows: pd.DataFrame) -> np.ndarray:
+    """Return which rows have the method's own schedule although the strategy also ran with schedule=auto.
+
+    Such a board compares what strategies choose, each at its best schedule. The published schedule is shown beside it.
+    """
+    chooses = set(rows.loc[rows["form"] == AUTO, "strategy"])
+    return ((rows["form"] == "") & rows["strategy"].isin(chooses)).to_numpy()
 
 
 def _add_fronts(rows: pd.DataFrame, main: Comparison, ranked: pd.Index, pairs: Pairs) -> None:

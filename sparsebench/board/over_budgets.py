@@ -23,6 +23,7 @@ from sparsebench.board.reading import DENSE, over_seeds, speed_ups
 from sparsebench.records.reports import CHECKS
 from sparsebench.stats import curves, paired
 from sparsebench.stats.paired import Pairs, Results
+from sparsebench.strategy.budget import AUTO
 
 HALF = 0.5
 
@@ -103,6 +104,8 @@ def _with_lines(rows: pd.DataFrame, measured: pd.DataFrame, dense: int) -> pd.Da
 def _names_of_curves(lines: Collection[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
     """Return the names of curves: that of the strategy, with the form of the budget if the strategy has several.
 
+    A published schedule beside a chosen one is called so, and the curve of the chosen one has the strategy's name.
+
     Args:
         lines: the curves, see `Comparison.every`.
     """
@@ -110,7 +113,14 @@ def _names_of_curves(lines: Collection[tuple[str, str, str]]) -> dict[tuple[str,
     names = {}
     for strategy, kind, form in lines:
         has_others = n_curves[strategy, kind] > 1
-        names[strategy, kind, form] = f"{strategy} {form}" if has_others and form else strategy
+        chooses = (strategy, kind, AUTO) in lines
+        if form == AUTO:
+            name = strategy
+        elif form == "" and chooses:
+            name = f"{strategy}, published schedule"
+        else:
+            name = f"{strategy} {form}" if has_others and form else strategy
+        names[strategy, kind, form] = name
     return names
 
 

@@ -82,6 +82,7 @@ TEXTS = (
     "badge",
     "how",
     "network",
+    "schedule",
     *OUTCOMES[1:],
     GROUPS,
     FOREGROUNDS,

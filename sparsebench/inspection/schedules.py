@@ -141,7 +141,7 @@ def _at_budget(
 
     first, others = rows[:MANY], rows[MANY:]
     chosen = choose_on(first)
-    again = choose_on(others).choice.name if len(others) else ""
+    again = choose_on(others).choice.best.name if len(others) else ""
     speeds = [
         _speed(cell, strategy, Budget(counts=candidate.counts, blocks=candidate.blocks), samples, stream)
         for candidate in chosen.choice.candidates

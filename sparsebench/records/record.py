@@ -283,9 +283,9 @@ class ScheduleChoice(Value):
     candidates: tuple[ScheduleCandidate, ...]
 
     @property
-    def name(self) -> str:
-        """The name of the chosen schedule."""
-        return self.candidates[self.chosen].name
+    def best(self) -> ScheduleCandidate:
+        """The chosen schedule."""
+        return self.candidates[self.chosen]
 
 
 class RecordSummary(NamedTuple):

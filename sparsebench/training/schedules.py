@@ -50,8 +50,7 @@ class Chosen:
     @property
     def counts(self) -> Budget:
         """The chosen token counts as a budget, which is the same on every later version of the network."""
-        candidate = self.choice.candidates[self.choice.chosen]
-        return Budget(counts=candidate.counts, blocks=candidate.blocks)
+        return Budget(counts=self.choice.best.counts, blocks=self.choice.best.blocks)
 
 
 def choose(

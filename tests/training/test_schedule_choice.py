@@ -114,7 +114,7 @@ def test_all_are_compared_on_few_images_and_the_best_on_all() -> None:
 def test_the_chosen_schedule_is_near_dense_and_used_in_the_test(chosen: dict[str, Record], tmp_path: Path) -> None:
     record = chosen["divprune"]
     assert record.schedule is not None
-    best = record.schedule.candidates[record.schedule.chosen]
+    best = record.schedule.best
     distances_ = [c.distance for c in record.schedule.candidates if c.images == best.images]
     assert best.distance is not None and best.distance <= min(d for d in distances_ if d is not None) + 0.05
     assert value(record, "macs_ratio") == pytest.approx(best.macs_ratio, abs=1e-3)
