@@ -309,30 +309,11 @@ def candidates(budget: Budget, traits: Traits, cost: CostModel) -> list[Candidat
         traits: the properties of the strategy.
         cost: the cost model of the network.
     """
-    first, last = first_block(traits), last_block(traits, cost)
     amount = budget.model_copy(update={"schedule": None})
-    default = TokenSchedule(amount, traits, cost)
-    usual = default.blocks
-    if usual[-1] > last:
-        usual = _shift(usual, first, last)
-
-    def stages_from(block: int) -> tuple[int, ...]:
-        return tuple(block + round(cost.depth * stage / 4) for stage in range(3))
-
-    every = tuple(range(first, last + 1))
-    choices: list[tuple[str, Schedule, tuple[int, ...]]] = [
-        ("default", default.kind, usual),
-        ("stages from block 1", "stages", stages_from(1)),
-        ("stages from block 2", "stages", stages_from(2)),
-        ("once in block 1", "stages", (1,)),
-        ("once in block 2", "stages", (2,)),
-        ("once in block 0", "stages", (0,)),
-        ("every block", "every", every),
-        ("late", "late", every),
-    ]
+    first, last = first_block(traits), last_block(traits, cost)
     dense = cost.macs(cost.dense())
     different: dict[tuple[tuple[int, ...], tuple[int, ...]], Candidate] = {}
-    for name, kind, blocks in choices:
+    for name, kind, blocks in _forms(TokenSchedule(amount, traits, cost), first, last):
         if blocks[0] < first or blocks[-1] > last:
             continue
         schedule = TokenSchedule(amount.model_copy(update={"schedule": kind, "blocks": blocks}), traits, cost)
@@ -346,6 +327,32 @@ def candidates(budget: Budget, traits: Traits, cost: CostModel) -> list[Candidat
 
     close = [candidate for candidate in different.values() if error(candidate) <= NEAR]
     return close or [min(different.values(), key=error)]
+
+
+def _forms(default: TokenSchedule, first: int, last: int) -> list[tuple[str, Schedule, tuple[int, ...]]]:
+    """Return the names, kinds and blocks of the schedules that are tried, in order.
+
+    Args:
+        default: the strategy's default schedule. Blocks after `last` are moved forward.
+        first, last: the first block in which the strategy can act, and the last one in which it has an effect.
+    """
+    depth = default.cost.depth
+    usual = _shift(default.blocks, first, last) if default.blocks[-1] > last else default.blocks
+    every = tuple(range(first, last + 1))
+
+    def stages_from(block: int) -> tuple[int, ...]:
+        return tuple(block + round(depth * stage / 4) for stage in range(3))
+
+    return [
+        ("default", default.kind, usual),
+        ("stages from block 1", "stages", stages_from(1)),
+        ("stages from block 2", "stages", stages_from(2)),
+        ("once in block 1", "stages", (1,)),
+        ("once in block 2", "stages", (2,)),
+        ("once in block 0", "stages", (0,)),
+        ("every block", "every", every),
+        ("late", "late", every),
+    ]
 
 
 def _shift(blocks: Sequence[int], first: int, last: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Part
-from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.base import Strategy, Traits
 from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARED, Budget
 from sparsebench.strategy.spec import Spec, fill, parse
 from sparsebench.tasks.base import Task
@@ -99,33 +99,60 @@ def fit_budget(
         return budget
     if budget.schedule == AUTO:
         return _without_choice(budget, strategy, cost)
-    traits, inside = strategy.traits(), strategy.site != "input"
-    kind, deep = kind_of(budget, traits), cost is not None and cost.depth > 1
-    if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
+    _check_schedule_of(budget, strategy)
+    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
+        budget = budget.model_copy(update={"convention": strategy.convention})
+    if strategy.site == "input":
+        return budget
+    traits = strategy.traits()
+    deep = cost if cost is not None and cost.depth > 1 else None
+    if budget.blocks is None:
+        budget = _with_blocks_of_suite(budget, traits, suite_blocks, deep)
+    if deep is not None:
+        TokenSchedule(budget, traits, deep)  # raises if the budget does not fit
+        traits.own_macs(deep.place(0, deep.tokens, deep.tokens))  # raises if parameters do not fit the network
+    return budget
+
+
+def _check_schedule_of(budget: Budget, strategy: Strategy) -> None:
+    """Raise UserError if a budget states a schedule, or a part of one, that the strategy cannot have."""
+    states_places = bool(budget.schedule or budget.blocks)
+    is_share = any(getattr(budget, key) for key in SHARED)
+    if strategy.site == "input" and (states_places or not is_share):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once",
             got=f"budget {budget.label}",
             allowed="macs or keep_rate, without schedule or blocks",
             next_step="or use a strategy of site attention or block",
         )
-    if "gamma" in budget.model_fields_set and kind != "late":
+    if "gamma" in budget.model_fields_set and kind_of(budget, strategy.traits()) != "late":
         raise UserError(
             f"gamma is for the late schedule, which '{strategy.name}' does not have here",
             got=f"gamma={budget.gamma:g}",
             next_step="add schedule=late, or leave gamma out",
         )
-    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
-        budget = budget.model_copy(update={"convention": strategy.convention})
-    if not inside:
-        return budget
+
+
+def _with_blocks_of_suite(
+    budget: Budget, traits: Traits, suite_blocks: tuple[int, ...] | None, deep: CostModel | None
+) -> Budget:
+    """Return a budget without blocks with those of the suite, if the strategy can act there and would not do so anyway.
+
+    Args:
+        budget: the budget.
+        traits: the properties of the strategy.
+        suite_blocks: the blocks of the suite, or None.
+        deep: the cost model of the network if it has several blocks, else None.
+    """
     blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits))
-    if blocks and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(blocks)):
-        usual = TokenSchedule(budget, traits, cost).blocks if cost and deep and budget.counts is None else None
-        if kind == "stages" or (deep and blocks != usual):
-            budget = budget.model_copy(update={"blocks": blocks})
-    if cost and deep:
-        TokenSchedule(budget, traits, cost)  # raises if the budget does not fit
-        traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # raises if parameters do not fit the network
+    if not blocks or (budget.counts is not None and len(budget.counts) != len(blocks)):
+        return budget
+    removes_in_stages = kind_of(budget, traits) == "stages"
+    usual = None
+    if deep is not None and budget.counts is None:
+        usual = TokenSchedule(budget, traits, deep).blocks
+    if removes_in_stages or (deep is not None and blocks != usual):
+        return budget.model_copy(update={"blocks": blocks})
     return budget
 
 

@@ -134,19 +134,9 @@ def _variant(
     if not task.trains:
         fitted = _with_classes(fitted, model, places)
 
-    cost = closed_cost(fitted, model)
-    own_blocks = None if request.model else suite.budget.blocks
-    contenders: tuple[Contender, ...] = tuple(
-        (strategy, registered, fit_budget(budget, strategy, own_blocks, cost), part)
-        for strategy, registered, budget, part in requested.contenders
-    )
-    if entry.track == "scratch" and task.trains and model.inputs == "images":
-        _check_schedules(contenders, entry, request)
-    if not task.trains:
-        contenders = testable(contenders, suite, request, registry, cost)
+    contenders = _fitted_contenders(requested, fitted, model, suite, request, registry)
     if any(budget.schedule == AUTO for _, _, budget, _ in contenders):
         fitted.check_schedule_images(places)
-
     first = None
     if training is not None and entry.training is not None:
         training = training.with_cut(model.cut())
@@ -170,6 +160,27 @@ def _variant(
         training=first,
         keep_weights=suite.keep_weights or request.single,
     )
+
+
+def _fitted_contenders(
+    requested: RequestedTask, task: Task, model: Model, suite: Suite, request: Request, registry: Registry
+) -> tuple[Contender, ...]:
+    """Return the strategies with their budgets, as they are used on a network.
+
+    Raises:
+        UserError: a budget does not fit the strategy or the network.
+    """
+    cost = closed_cost(task, model)
+    suite_blocks = None if request.model else suite.budget.blocks
+    contenders: tuple[Contender, ...] = tuple(
+        (strategy, registered, fit_budget(budget, strategy, suite_blocks, cost), part)
+        for strategy, registered, budget, part in requested.contenders
+    )
+    if requested.entry.track == "scratch" and task.trains and model.inputs == "images":
+        _check_schedules(contenders, requested.entry, request)
+    if task.trains:
+        return contenders
+    return testable(contenders, suite, request, registry, cost)
 
 
 def _check_schedules(contenders: Sequence[Contender], entry: SuiteTask, request: Request) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from sparsebench import seeds
 from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError, is_out_of_memory
 from sparsebench.models.actor import LEARNED, Actor
-from sparsebench.models.base import HEADS, Network, Start
+from sparsebench.models.base import HEADS, Model, Network, Start
 from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, ScheduleChoice, digest
@@ -176,48 +176,84 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     Raises:
         StrategyError, UnsupportedError, UserError: the cell cannot be run.
     """
-    cell, strategy = job.cell, strategy_of(job, registry)
+    cell = job.cell
+    device = context.environment.device
+    strategy = strategy_of(job, registry)
     _, task, model = registry.resolve(cell)
     registry.check_revision(task, cell.task)
     registry.check_revision(model, cell.model)
+
     data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
-    outcome = None
-    if job.network:
-        initial, outcome = load_trained(network, context.environment.weights(job.network))
-        start = Start(initial)
-    elif cell.init is None:
-        start = model.start(network, task, context.environment.locations)
-        if cell.network and not start.head:
-            raise UserError(
-                f"the trained weights have no head for the {len(data.classes)} classes of task '{task.name}'"
-            )
-    else:
-        same_task = cell.track == "tuned" or cell.init.task == cell.task
-        fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)
-        content = _put(network, context.environment.weights(cell.init.id), fresh, "first network")
-        start = Start(hashlib.sha256(content).hexdigest(), head=same_task)
-    network.module.to(context.environment.device)
-    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.environment.device)
-    train, test = context.samples(data.train, network.grid, augmentation), context.samples(data.test, network.grid)
+    start, outcome = _load_start(job, network, task, model, data, context)
+    network.module.to(device)
+
+    augmentation = _augmentation(cell, task.recipe(), data.train, network, device)
+    train = context.samples(data.train, network.grid, augmentation)
+    test = context.samples(data.test, network.grid)
+    test.absent = _absent_classes(data, device)
     validation = None if data.validation is None else context.samples(data.validation, network.grid)
-    if data.among is not None:
-        test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.environment.device)
-        test.absent[torch.from_numpy(data.among).to(context.environment.device)] = False
-    teacher: Any = None
-    if strategy.distils and start.head:
-        if not hasattr(network, "tell"):
-            raise UnsupportedError(
-                f"'{strategy.name}' needs the dense network's outputs, which this model does not provide: it must have "
-                "tell(inputs), ModelOutputs without gradients"
-            )
-        teacher = copy.deepcopy(network)
-        teacher.module.eval().requires_grad_(False)
+
+    teacher = _teacher_of(network, strategy) if strategy.distils and start.head else None
     budget, choice = cell.budget, None
     if budget.schedule == AUTO:
         budget, choice = _choose_schedule(cell, strategy, network, train, task, context)
     actor = _actor(cell, strategy, budget, network, task)
     return Prepared(cell, task, data, network, actor, choice, train, test, validation, start, teacher, outcome)
+
+
+def _load_start(
+    job: Job, network: Network, task: Task, model: Model, data: Data, context: Context
+) -> tuple[Start, dict[str, float] | None]:
+    """Load the weights that a cell starts from into its network.
+
+    Returns:
+        The start, and the outcome of the training if the job tests a network that another cell trained.
+
+    Raises:
+        NotReadyError: weights of another cell are missing or damaged.
+        UserError: trained weights do not fit the task.
+    """
+    cell = job.cell
+    if job.network:
+        initial, outcome = load_trained(network, context.environment.weights(job.network))
+        return Start(initial), outcome
+    if cell.init is None:
+        start = model.start(network, task, context.environment.locations)
+        if cell.network and not start.head:
+            raise UserError(
+                f"the trained weights have no head for the {len(data.classes)} classes of task '{task.name}'"
+            )
+        return start, None
+    same_task = cell.track == "tuned" or cell.init.task == cell.task
+    fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)
+    content = _put(network, context.environment.weights(cell.init.id), fresh, "first network")
+    return Start(hashlib.sha256(content).hexdigest(), head=same_task), None
+
+
+def _absent_classes(data: Data, device: str) -> torch.Tensor | None:
+    """Return (classes,) booleans, the classes that a test may not predict; None for none."""
+    if data.among is None:
+        return None
+    absent = torch.ones(len(data.classes), dtype=torch.bool, device=device)
+    absent[torch.from_numpy(data.among).to(device)] = False
+    return absent
+
+
+def _teacher_of(network: Network, strategy: Strategy) -> Any:
+    """Return a copy of the initial network whose outputs a strategy learns from.
+
+    Raises:
+        UnsupportedError: the network does not give its outputs to strategies.
+    """
+    if not hasattr(network, "tell"):
+        raise UnsupportedError(
+            f"'{strategy.name}' needs the dense network's outputs, which this model does not provide: it must have "
+            "tell(inputs), ModelOutputs without gradients"
+        )
+    teacher = copy.deepcopy(network)
+    teacher.module.eval().requires_grad_(False)
+    return teacher
 
 
 def _choose_schedule(

@@ -34,7 +34,7 @@ from sparsebench.errors import (
     text_of,
 )
 from sparsebench.measure.cost import Step
-from sparsebench.measure.metrics import Metric, decider_of, group_accuracies, scores, share
+from sparsebench.measure.metrics import Items, Metric, decider_of, group_accuracies, scores, share
 from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
@@ -47,7 +47,7 @@ from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.strategy.base import Strategy, place_of
-from sparsebench.tasks.base import Data, Task, relevant
+from sparsebench.tasks.base import Data, Split, Task, relevant
 from sparsebench.tasks.images import PictureTask
 from sparsebench.training.evaluation import (
     Evaluation,
@@ -116,7 +116,9 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
 
 def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -> dict[str, Trained]:
     """Train the jobs that can be trained in one program. Jobs that fail first or must be trained alone are left out."""
-    begun, cells, device = time.perf_counter(), dict[str, Prepared](), context.environment.device
+    begun = time.perf_counter()
+    device = context.environment.device
+    cells: dict[str, Prepared] = {}
     by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
     for job in jobs:
         context.begin([job.cell.id], 0.0)
@@ -146,8 +148,10 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
 def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
     """Return the record of one job, whose cell may already be trained."""
     context.begin([job.cell.id], 0.0)
-    cell, outcome, before = trained or (None, None, 0.0)
-    started, clock, result = datetime.now(UTC).isoformat(), time.perf_counter() - before, Result()
+    cell, outcome, seconds_before = trained or (None, None, 0.0)
+    started = datetime.now(UTC).isoformat()
+    clock = time.perf_counter() - seconds_before
+    result = Result()
     device = context.environment.device
     try:
         if cell is None or outcome is None:
@@ -162,13 +166,11 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
     except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
-        status: Status = "oom" if is_out_of_memory(error) else "failed"
-        status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), status)
-        failure = failure_of(error, None if cell is None or cell.actor is None else cell.actor.strategy, job.files)
-        if context.alone and status != "unsupported":  # a worker writes it to its log
-            lines = [f"cell {job.cell.id}, {job.label}: {status}\n", *traceback.format_exception(error)]
-            with suppress(OSError):  # a strategy may have closed the log
-                os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
+        status = _status_of(error)
+        strategy = None if cell is None or cell.actor is None else cell.actor.strategy
+        failure = failure_of(error, strategy, job.files)
+        if context.alone and status != "unsupported":
+            _write_to_log(job, status, error)
         return job.record_of_failure(status, failure, started, time.perf_counter() - clock)
     return Record(
         cell=job.cell,
@@ -183,6 +185,21 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         started=started,
         seconds=round(time.perf_counter() - clock, 3),
     )
+
+
+def _status_of(error: BaseException) -> Status:
+    """Return the status of a cell that ended with this exception, see STATUSES."""
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return status
+    return "oom" if is_out_of_memory(error) else "failed"
+
+
+def _write_to_log(job: Job, status: Status, error: BaseException) -> None:
+    """Write an error with its traceback to the log of a worker, which is its standard error."""
+    lines = [f"cell {job.cell.id}, {job.label}: {status}\n", *traceback.format_exception(error)]
+    with suppress(OSError):  # a strategy may have closed the log
+        os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
 
 
 def _seed(job: Job, device: str) -> None:
@@ -336,18 +353,18 @@ def measure(
         DivergedError: the weights or the test loss are not finite, see `_not_finite`.
         StrategyError: kept tokens or predictions depend on labels or masks.
     """
-    network, recipe = cell.network, cell.recipe
+    network = cell.network
     result.schedule = cell.schedule
-    if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
-        raise _not_finite(cell, "the weights after the last step are not finite")
+    _check_weights_are_finite(cell)
     _calibrate(result, cell)
     first = batch or first_batch(network, cell.test)
     if leaks and cell.in_test is not None:
-        check_leaks(network, cell.in_test, cell.test, recipe, first)
+        check_leaks(network, cell.in_test, cell.test, cell.recipe, first)
     has_mask = cell.test.relevance is not None
-    evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=has_mask, on_done=on_done)
+    evaluation = evaluate(network, cell.in_test, cell.test, cell.recipe, first, choices=has_mask, on_done=on_done)
     if not np.isfinite(evaluation.loss):
         raise _not_finite(cell, f"the test loss is {evaluation.loss}")
+
     for name, value in trained.items():
         result.add(name, value, len(cell.train.labels))
     _add_validation(result, cell)
@@ -363,8 +380,16 @@ def measure(
         result.notes["test_batch"] = f"{evaluation.batch}{halved}"
     if cell.start.name:
         result.notes["initial_weights"] = cell.start.name
-    if cell.actor is not None and (scoring := network.cost.scoring(cell.actor.requires)):
+    scoring = "" if cell.actor is None else network.cost.scoring(cell.actor.requires)
+    if scoring:
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _check_weights_are_finite(cell: Prepared) -> None:
+    """Raise DivergedError if a weight is infinite or not a number. On a GPU this waits once, not for each weight."""
+    are_finite = torch.stack([weight.isfinite().all() for weight in cell.network.module.parameters()])
+    if not bool(are_finite.all()):
+        raise _not_finite(cell, "the weights after the last step are not finite")
 
 
 def _not_finite(cell: Prepared, what: str) -> DivergedError:
@@ -422,6 +447,23 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
         result.add("p_label", items.p_label, len(items.labels))
     for name, success in task.successes(items.loss, items.accuracy).items():
         result.add(name, float(success), 1, "" if decider_of(name) else _unit_of(task, name))
+    _add_metrics_of_task(result, task, items, test)
+    result.outcomes = Outcomes(
+        n=len(test.labels),
+        predicted=bytes_of(items.predicted),
+        label=bytes_of(items.labels),
+        group=bytes_of(items.groups),
+        rank=bytes_of(items.ranks),
+        foreground=bytes_of(items.foregrounds),
+    )
+
+
+def _add_metrics_of_task(result: Result, task: Task, items: Items, test: Split) -> None:
+    """Add the metrics that a task declares and measures itself.
+
+    Raises:
+        UserError: as `_add_outcomes`.
+    """
     for name, value in task.measure(items, test).items():
         if name in result.metrics:
             raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
@@ -435,14 +477,6 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
             f"task '{task.name}' declares metric '{missing[0]}' but does not return it",
             next_step="return a number from measure(items, test), or NaN",
         )
-    result.outcomes = Outcomes(
-        n=len(test.labels),
-        predicted=bytes_of(items.predicted),
-        label=bytes_of(items.labels),
-        group=bytes_of(items.groups),
-        rank=bytes_of(items.ranks),
-        foreground=bytes_of(items.foregrounds),
-    )
 
 
 def _unit_of(task: Task, name: str) -> str:
