@@ -121,16 +121,17 @@ def embedded(out: Path, networks: int, images: int) -> None:
 @click.option("--images", required=True)
 @click.option("--backgrounds", required=True)
 @click.option("--test", default=400, show_default=True, help="Number of test images.")
-@click.option("--foreground", default="56", show_default=True, help="Sides of the object in pixels.")
+@click.option("--foreground", default="84", show_default=True, help="Sides of the object in pixels.")
 def vit_s(out: Path, weights: Path, images: str, backgrounds: str, test: int, foreground: str) -> None:
     """The networks of leaderboard/vit-s-networks."""
     plugins = [f"{name}:schedule=auto" for name in STRATEGIES]
     request = Request(
         plugins=plugins,
         suite="real",
-        tasks=f"composite:foreground={foreground},test={test}",
+        tasks=f"composite:foreground={foreground},placement=tiles,test={test}",
         model="timm:vit_small_patch14_dinov2",
         macs=(0.5, 0.3),
+        precision="bfloat16",
     )
     measure(request, Files(images=images, backgrounds=backgrounds, weights=sorted(weights.glob("*.safetensors"))), out)
 

@@ -112,3 +112,16 @@ def test_a_run_without_such_pictures_ends_before_its_first_cell(weights: Path, t
     with pytest.raises(UserError, match="choose_on=test") as error:
         run(weights, tmp_path, tmp_path / "out", "")
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_token_counts_are_shown_before_a_run_and_in_the_description_of_a_strategy(tmp_path: Path) -> None:
+    options = ["--suite", "embedded", "--task", "composite:test=20", "--macs", "0.5", "--seeds", "1", "--jobs", "0"]
+    planned = call("run", "attn_topk", *options, "--dry-run", "--out", tmp_path / "out")
+    assert planned.exit_code == 0, planned.output
+    assert call("run", "attn_topk", *options, "--out", tmp_path / "out").exit_code == 0
+    (record,) = (each for each in store.read(tmp_path / "out").values() if each.label == "attn_topk")
+    blocks = (1, 2, 4)
+    counts = ", ".join(f"{record.trajectory[block].tokens_out:g}" for block in blocks)
+    assert f"composite, attn_topk, macs 0.5: {counts} of 64 tokens after blocks 1, 2, 4" in planned.output
+    shown = call("show", "attn_topk")
+    assert "after blocks 3, 6, 9" in shown.output and "after block" not in call("show", "patch_variance").output
