@@ -101,10 +101,12 @@ def test_schedules_are_chosen_on_pictures_that_the_test_does_not_use(
     if train:
         write_pictures(tmp_path / "train", 3, seed=1)
     run(weights, tmp_path, tmp_path / "out", task)
-    choices = [record.schedule for record in store.read(tmp_path / "out").values() if record.schedule is not None]
-    assert len(choices) == 1 and source in choices[0].source
+    choices = {record.label: record.schedule for record in store.read(tmp_path / "out").values() if record.schedule}
+    assert choices.keys() == {"attn_topk", "random_inside"}
     images = {True: 6, False: 8 if "choose_on" in task else 4}[train]
-    assert {candidate.images for candidate in choices[0].candidates} == {images}
+    for choice in choices.values():
+        assert source in choice.source
+        assert {candidate.images for candidate in choice.candidates} == {images}
 
 
 def test_a_run_without_such_pictures_ends_before_its_first_cell(weights: Path, tmp_path: Path) -> None:

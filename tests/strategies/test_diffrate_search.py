@@ -127,7 +127,7 @@ def test_training_with_masks_equals_the_test_without_tokens(make):
     torch.testing.assert_close(network(images(), learned), network(images(), removed), atol=1e-4, rtol=1e-4)
     kept = [int(n) for n in learned.memory["counts"]]
     assert [step.tokens_out for step in removed.steps] == kept == list(actor.keep.values())
-    assert learned.weights.sum(dim=1).tolist() == [kept[-1]] * B and learned.sizes.shape == (B, 16)
+    assert learned.weights().sum(dim=1).tolist() == [kept[-1]] * B and learned.sizes.shape == (B, 16)
 
 
 @torch.no_grad()
