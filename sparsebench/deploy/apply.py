@@ -331,8 +331,8 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any, 
     if chooses and not only_schedule(strategy) and images is None:
         raise UserError(
             f"schedule='auto' chooses the schedule of '{name}' on pictures, and none are given",
-            next_step=f"give images=PIXELS in Python, about {MANY} training pictures normalised as for the model, or the "
-            "counts that `sparsebench schedules` prints",
+            next_step=f"give images=PIXELS in Python, about {MANY} training pictures normalised as for the model, or "
+            "the counts that `sparsebench schedules` prints",
         )
     if chooses and not strategy.fits():
         images = None  # they are for the choice
