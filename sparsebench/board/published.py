@@ -27,7 +27,7 @@ from PIL import Image
 
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
-from sparsebench.board.columns import BY_KEY, BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
+from sparsebench.board.columns import ALL_COLUMNS, BY_KEY, BY_TASK, NOT_RANKED, Column, Row, dicts, file_value, text_of
 from sparsebench.board.judge import RANDOM
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
@@ -112,7 +112,7 @@ TERMS = (
 )
 """Terms that the page explains: the column or kind of strategy that it must have, the term, and the explanation."""
 WIDER = "The table is wider than the page: scroll or swipe it sideways."
-KNOWN = {column.key for column in EVERY}
+KNOWN = {column.key for column in ALL_COLUMNS}
 SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 """The first of these that was measured sorts a table of the page."""
 DIGITS, GIGA = 6, 1e9
