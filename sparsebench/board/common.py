@@ -102,7 +102,7 @@ def common_of(comparison: Comparison) -> Common:
     budgets = _budgets(comparison)
     # Points of curves are compared at the common budgets only, all other entries always.
     no_common_budget = not budgets.common
-    is_compared = entries["asked"].isin(budgets.common) | entries["line"].isna() | no_common_budget
+    is_compared = entries["asked"].isin(budgets.common) | entries["curve_key"].isna() | no_common_budget
     strategies = entries.loc[is_compared, "strategy"]
 
     cells = _cells(comparison)
@@ -117,8 +117,8 @@ def common_of(comparison: Comparison) -> Common:
 
     # A whole curve is incomplete if one of its compared points is, or if it lacks a common budget.
     incomplete_points = lacks_result.index[lacks_result & is_compared]
-    incomplete_lines = set(entries.loc[[*incomplete_points, *budgets.lacking], "line"].dropna())
-    is_incomplete = lacks_result | entries["line"].isin(incomplete_lines)
+    incomplete_curves = set(entries.loc[[*incomplete_points, *budgets.lacking], "curve_key"].dropna())
+    is_incomplete = lacks_result | entries["curve_key"].isin(incomplete_curves)
 
     return Common(
         lacks_dense=comparison.source != PRETRAINING and DENSE not in set(entries["strategy"]),
@@ -128,36 +128,36 @@ def common_of(comparison: Comparison) -> Common:
         extra=extra,
         lack_extra=lack_extra,
         incomplete=set(is_incomplete.index[is_incomplete]),
-        used=_used(cells.has_result, is_common, entries.loc[is_compared, "line"]),
+        used=_used(cells.has_result, is_common, entries.loc[is_compared, "curve_key"]),
     )
 
 
 def _budgets(comparison: Comparison) -> Budgets:
     """Return the common budgets of a comparison, and who lacks them."""
     entries = comparison.entries
-    points = entries.dropna(subset="line")
+    points = entries.dropna(subset="curve_key")
     # This comes before failures are added, because failures alone do not make a board of several budgets.
-    has_several_budgets = points.duplicated("line").any()
+    has_several_budgets = points.duplicated("curve_key").any()
     if not has_several_budgets:
         return Budgets((), {}, {}, [])
 
     # A budget at which a curve has only failed cells was run too.
     with_failures = comparison.every.loc[np.unique(comparison.others[ENTRY])]
-    points = pd.concat([points, with_failures[with_failures["line"].isin(points["line"])]])
-    budgets_of_line = points.groupby("line")["asked"].agg(set).to_dict()
+    points = pd.concat([points, with_failures[with_failures["curve_key"].isin(points["curve_key"])]])
+    budgets_of_curve = points.groupby("curve_key")["asked"].agg(set).to_dict()
 
-    n_curves = Counter(chain.from_iterable(budgets_of_line.values()))
-    common = {budget for budget, n in n_curves.items() if 2 * n >= len(budgets_of_line)}
+    n_curves = Counter(chain.from_iterable(budgets_of_curve.values()))
+    common = {budget for budget, n in n_curves.items() if 2 * n >= len(budgets_of_curve)}
     others = set(n_curves) - common
 
     lacking = {}
-    for entry, line in entries["line"].dropna().items():
-        missing = common - budgets_of_line[line]
+    for entry, curve_key in entries["curve_key"].dropna().items():
+        missing = common - budgets_of_curve[curve_key]
         if missing:
             lacking[entry] = missing
     extra: dict[str, set[float]] = defaultdict(set)
     lack_extra = set()
-    for (strategy, _, _), budgets in budgets_of_line.items():
+    for (strategy, _, _), budgets in budgets_of_curve.items():
         if budgets & others:
             extra[strategy] |= budgets & others
         if not others <= budgets:
@@ -238,7 +238,7 @@ def _extra_cells(cells: _Cells, is_common: np.ndarray, strategies: pd.Series) ->
     return n_extra[n_extra > 0].to_dict(), lacks_some.index[lacks_some].tolist()
 
 
-def _used(has_result: pd.DataFrame, is_common: np.ndarray, lines: pd.Series) -> pd.DataFrame:
+def _used(has_result: pd.DataFrame, is_common: np.ndarray, curve_keys: pd.Series) -> pd.DataFrame:
     """Return which results the board uses: common cells that all points of a curve have.
 
     So all numbers of a strategy rest on the same cells. If the points share no common cell, each keeps its own. An
@@ -247,14 +247,14 @@ def _used(has_result: pd.DataFrame, is_common: np.ndarray, lines: pd.Series) -> 
     Args:
         has_result: whether a cell has a result.
         is_common: (C,) whether a cell is common.
-        lines: the curve of each entry that is compared, if any.
+        curve_keys: the curve of each entry that is compared, if any.
     """
     # 1. An entry uses its common cells.
     used = has_result & is_common
 
     # 2. A point of a curve uses only those that all points have, if there are any.
-    lines = lines.dropna()
-    by_all_points = used.loc[lines.index].groupby(lines).transform("all")
+    curve_keys = curve_keys.dropna()
+    by_all_points = used.loc[curve_keys.index].groupby(curve_keys).transform("all")
     shares_cells = by_all_points.any(axis=1)
     used.loc[shares_cells.index[shares_cells]] = by_all_points[shares_cells]
 

@@ -53,9 +53,9 @@ class Comparison:
         measured: the records with status ok.
         others: the other records.
         every: a row for each entry of all comparisons: strategy, kind and budget, with the columns IDENTITY; `asked`,
-            the requested share of dense MACs; `form`, the label of the budget without this share; and `line`, the curve
-            over budgets that has the entry as a point: strategy, kind and form. `line` is None for dense, and for a
-            budget that is not a share of dense MACs below 1.
+            the requested share of dense MACs; `form`, the label of the budget without this share; and `curve_key`, the
+            strategy, kind and form that identify the curve over budgets that has the entry as a point. It is None for
+            dense, and for a budget that is not a share of dense MACs below 1.
     """
 
     source: str
@@ -307,16 +307,16 @@ def _entries(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[[ENTRY, *names, "macs_ratio_asked"]].drop_duplicates(ENTRY).set_index(ENTRY).sort_index()
     entries = first[names].astype(object).assign(asked=first["macs_ratio_asked"])
     forms = []
-    lines = []
+    curve_keys = []
     for entry in entries.itertuples(index=False):
         form = _form(entry)
         # A budget that is not a share has NaN, which is not below 1. A budget of all MACs removes no token.
         is_point = entry.strategy != DENSE and entry.asked < 1
         forms.append(form)
-        lines.append((entry.strategy, entry.kind, form) if is_point else None)
+        curve_keys.append((entry.strategy, entry.kind, form) if is_point else None)
     return entries.assign(
         form=pd.Series(forms, entries.index, dtype=object),
-        line=pd.Series(lines, entries.index, dtype=object),
+        curve_key=pd.Series(curve_keys, entries.index, dtype=object),
     )
 
 

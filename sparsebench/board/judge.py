@@ -57,7 +57,7 @@ class Ranking(NamedTuple):
         rows: the ranked rows.
         pairs: pairwise comparisons of the ranked rows.
         every: all rows in order, oracles last. Besides the board's columns they have `macs`; `asked`, the requested
-            share of dense MACs; and `line`, the name of the curve that has the row as a point, if any.
+            share of dense MACs; and `curve`, the name of the curve that has the row as a point, if any.
         curves: the strategies over their budgets, if they have several.
     """
 

@@ -356,9 +356,9 @@ def _points(rows: pd.DataFrame, curves: Curves) -> pd.DataFrame:
 
     `at` is the budget of the point. Dense and random tokens have no differences to themselves.
     """
-    points = pd.concat([rows[rows["line"] == name] for name in curves.rows.index])
-    of_curve = curves.rows.loc[points["line"], ["strategy", "rank"]].set_index(points.index)
-    points = points.assign(**of_curve, at=points["asked"].mask(points["line"] == DENSE))
+    points = pd.concat([rows[rows["curve"] == name] for name in curves.rows.index])
+    of_curve = curves.rows.loc[points["curve"], ["strategy", "rank"]].set_index(points.index)
+    points = points.assign(**of_curve, at=points["asked"].mask(points["curve"] == DENSE))
     for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):
         points.loc[points["strategy"] == base, list(BY_KEY[key].keys)] = None
     return points
