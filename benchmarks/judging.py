@@ -282,7 +282,7 @@ def measured(folder: Path) -> tuple[Curves, Results, Lines]:
     (ranking,) = judge(read(folder)).rankings
     board, every, results = ranking.curves, ranking.every, ranking.comparison.results
     assert board is not None
-    dense = results[every.index[every["line"] == DENSE][0]]
+    dense = results[every.index[every["curve"] == DENSE][0]]
     lines, below = [], points_of(every)
     for name, kind in board.rows["kind"].items():
         rows = below.get(name, every[:0])

@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, sync_playwright
 from tabulate import tabulate
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import COLUMNS, Row
+from sparsebench.board.columns import ALWAYS_SHOWN, Row
 from sparsebench.board.judge import Leaderboard
 from sparsebench.board.published import page as render
 
@@ -58,7 +58,7 @@ def made_up(n: int) -> list[Row]:
     }  # fmt: skip
     rows = []
     for k in range(n):
-        row: Row = {key: draw.uniform(0, 1) for column in COLUMNS for key in column.keys}
+        row: Row = {key: draw.uniform(0, 1) for column in ALWAYS_SHOWN for key in column.keys}
         row |= {key: draw.choice(values) for key, values in texts.items()}
         rows.append(row | {"rank": f"{k + 1}-{k + 9}", "strategy": f"strategy_{k % 60}(power={k})", "n_seeds": 5})
     return rows

@@ -17,7 +17,7 @@ from pandas.testing import assert_frame_equal
 
 import sparsebench
 from sparsebench import Strategy, TokenView
-from sparsebench.board.columns import BY_TASK, COLUMNS, keys_of
+from sparsebench.board.columns import ALWAYS_SHOWN, BY_TASK, keys_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFra
 
 def test_a_run_returns_the_leaderboard(finished: tuple[Path, pd.DataFrame, list[Record]]) -> None:
     table = finished[1]
-    assert list(table.columns)[: len(keys_of(COLUMNS))] == keys_of(COLUMNS)
+    assert list(table.columns)[: len(keys_of(ALWAYS_SHOWN))] == keys_of(ALWAYS_SHOWN)
     assert set(table["strategy"]) == {"dense", "random", "oracle", "anti_oracle", "attn_topk", "norm"}
     ranks = [rank for rank in table["rank"] if rank != "not ranked"]
     assert ranks == sorted(ranks) and list(table["kind"][-2:]) == ["oracle", "oracle"]
@@ -78,7 +78,7 @@ def test_records_of_tasks_with_different_metrics_share_a_table(
     records = sparsebench.load_records(tmp_path)
     assert records.loc[records["task"] == "composite", "spurious_gap"].isna().all()
     table = sparsebench.leaderboard(records, by="task")
-    expected = keys_of([*BY_TASK, *COLUMNS])
+    expected = keys_of([*BY_TASK, *ALWAYS_SHOWN])
     assert list(table.columns)[: len(expected)] == expected and set(table["task"]) == {"composite", "spurious"}
 
 

@@ -81,7 +81,7 @@ class Column(NamedTuple):
         return (self.key, *(f"{self.key}{end}" for end in ("_low", "_high") if self.interval))
 
 
-EVERY = (
+ALL_COLUMNS = (
     Column("task", "task", "text", "name of the task"),
     Column("model", "model", "text", "name of the model"),
     Column("n_train", "N", "count", "training samples; the largest number if trials have several"),
@@ -278,13 +278,13 @@ EVERY = (
     Column("track", "track", "text", "scratch, frozen or tuned: how networks are trained with a strategy"),
     Column("class_folders", "class folders", "text", "rule by which class folders were numbered", tables=False),
 )
-"""The columns of boards, in order."""
-BY_KEY = {column.key: column for column in EVERY}
-BY_TASK = EVERY[:3]
+"""All columns of boards, in order."""
+BY_KEY = {column.key: column for column in ALL_COLUMNS}
+BY_TASK = ALL_COLUMNS[:3]
 """The columns that only a board by task has, at its left."""
-SOMETIMES = ("sample_complexity_loss", *(column.key for column in EVERY[EVERY.index(BY_KEY["checks"]) :]))
+SOMETIMES = ("sample_complexity_loss", *(column.key for column in ALL_COLUMNS[ALL_COLUMNS.index(BY_KEY["checks"]) :]))
 """Keys of columns that a board has only if a row has a value."""
-COLUMNS = tuple(column for column in EVERY[3:] if column.key not in SOMETIMES)
+ALWAYS_SHOWN = tuple(column for column in ALL_COLUMNS[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""
 
 

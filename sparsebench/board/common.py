@@ -47,7 +47,7 @@ class Common(NamedTuple):
     """What strategies are compared on, who lacks some of it, and who has more.
 
     A cell is common if dense and at least half of the strategies have it. A strategy has a cell if it has it at all of
-    its common budgets. A draw on a network counts among the strategies that draw random numbers.
+    its common budgets. For a further draw on a network, only strategies that draw random numbers are counted.
 
     Attributes:
         lacks_dense: whether dense is missing. Then nothing is ranked.
@@ -81,15 +81,15 @@ class _Cells(NamedTuple):
         has_record: whether an entry has a record of a cell, be it a result or a failure.
         has_result: whether an entry has a result.
         is_further: (C,) whether a cell is a further test of a network.
-        first: (C,) the place of the network's first test; that of the cell itself if no test stands for others.
-        draws: for each entry, whether it can have further tests.
+        place_of_first_test: (C,) the place of the cell that is the first test of the same network, or its own place.
+        can_draw: for each entry, whether it can have further tests.
     """
 
     has_record: pd.DataFrame
     has_result: pd.DataFrame
     is_further: np.ndarray
-    first: np.ndarray
-    draws: pd.Series
+    place_of_first_test: np.ndarray
+    can_draw: pd.Series
 
 
 def common_of(comparison: Comparison) -> Common:
@@ -101,7 +101,8 @@ def common_of(comparison: Comparison) -> Common:
     entries = comparison.entries
     budgets = _budgets(comparison)
     # Points of curves are compared at the common budgets only, all other entries always.
-    is_compared = entries["asked"].isin(budgets.common) | entries["line"].isna() | (not budgets.common)
+    no_common_budget = not budgets.common
+    is_compared = entries["asked"].isin(budgets.common) | entries["curve_key"].isna() | no_common_budget
     strategies = entries.loc[is_compared, "strategy"]
 
     cells = _cells(comparison)
@@ -109,14 +110,15 @@ def common_of(comparison: Comparison) -> Common:
     extra, lack_extra = _extra_cells(cells, is_common, strategies)
 
     # An entry is expected to have the common cells that it can have.
-    is_expected = is_common & (~cells.is_further | cells.draws.to_numpy()[:, None])
+    is_expected = is_common & (~cells.is_further | cells.can_draw.to_numpy()[:, None])
     lacking = is_expected & ~cells.has_record & is_compared.to_numpy()[:, None]
-    without_result = (is_expected & ~cells.has_result).any(axis=1) | (not is_common.any())
+    no_common_cell = not is_common.any()
+    lacks_result = (is_expected & ~cells.has_result).any(axis=1) | no_common_cell
 
     # A whole curve is incomplete if one of its compared points is, or if it lacks a common budget.
-    points = [*without_result.index[without_result & is_compared], *budgets.lacking]
-    lines = set(entries.loc[points, "line"].dropna())
-    is_incomplete = without_result | entries["line"].isin(lines)
+    incomplete_points = lacks_result.index[lacks_result & is_compared]
+    incomplete_curves = set(entries.loc[[*incomplete_points, *budgets.lacking], "curve_key"].dropna())
+    is_incomplete = lacks_result | entries["curve_key"].isin(incomplete_curves)
 
     return Common(
         lacks_dense=comparison.source != PRETRAINING and DENSE not in set(entries["strategy"]),
@@ -126,34 +128,36 @@ def common_of(comparison: Comparison) -> Common:
         extra=extra,
         lack_extra=lack_extra,
         incomplete=set(is_incomplete.index[is_incomplete]),
-        used=_used(cells.has_result, is_common, entries.loc[is_compared, "line"]),
+        used=_used(cells.has_result, is_common, entries.loc[is_compared, "curve_key"]),
     )
 
 
 def _budgets(comparison: Comparison) -> Budgets:
     """Return the common budgets of a comparison, and who lacks them."""
     entries = comparison.entries
-    points = entries.dropna(subset="line")
-    if not points.duplicated("line").any():
+    points = entries.dropna(subset="curve_key")
+    # This comes before failures are added, because failures alone do not make a board of several budgets.
+    has_several_budgets = points.duplicated("curve_key").any()
+    if not has_several_budgets:
         return Budgets((), {}, {}, [])
 
     # A budget at which a curve has only failed cells was run too.
-    without_result = comparison.every.loc[np.unique(comparison.others[ENTRY])]
-    points = pd.concat([points, without_result[without_result["line"].isin(points["line"])]])
-    budgets_of_line = points.groupby("line")["asked"].agg(set).to_dict()
+    with_failures = comparison.every.loc[np.unique(comparison.others[ENTRY])]
+    points = pd.concat([points, with_failures[with_failures["curve_key"].isin(points["curve_key"])]])
+    budgets_of_curve = points.groupby("curve_key")["asked"].agg(set).to_dict()
 
-    n_curves = Counter(chain.from_iterable(budgets_of_line.values()))
-    common = {budget for budget, n in n_curves.items() if 2 * n >= len(budgets_of_line)}
+    n_curves = Counter(chain.from_iterable(budgets_of_curve.values()))
+    common = {budget for budget, n in n_curves.items() if 2 * n >= len(budgets_of_curve)}
     others = set(n_curves) - common
 
     lacking = {}
-    for entry, line in entries["line"].dropna().items():
-        missing = common - budgets_of_line[line]
+    for entry, curve_key in entries["curve_key"].dropna().items():
+        missing = common - budgets_of_curve[curve_key]
         if missing:
             lacking[entry] = missing
     extra: dict[str, set[float]] = defaultdict(set)
     lack_extra = set()
-    for (strategy, _, _), budgets in budgets_of_line.items():
+    for (strategy, _, _), budgets in budgets_of_curve.items():
         if budgets & others:
             extra[strategy] |= budgets & others
         if not others <= budgets:
@@ -172,14 +176,14 @@ def _cells(comparison: Comparison) -> _Cells:
 
     pictures_vary = _pictures_vary(comparison.measured)
     is_further = np.asarray(has_record.columns.get_level_values(DRAW) > 0)
-    draws = has_record.loc[:, is_further].any(axis=1) | pictures_vary
+    can_draw = has_record.loc[:, is_further].any(axis=1) | pictures_vary
 
     place_of_cell = {cell: place for place, cell in enumerate(has_record.columns)}
-    first = list(range(len(has_record.columns)))
+    place_of_first_test = np.arange(len(place_of_cell))
     if not pictures_vary:
         for (n_train, seed, _), place in place_of_cell.items():
-            first[place] = place_of_cell.get((n_train, seed, 0), place)
-    return _Cells(has_record, has_result, is_further, np.array(first, dtype=int), draws)
+            place_of_first_test[place] = place_of_cell.get((n_train, seed, 0), place)
+    return _Cells(has_record, has_result, is_further, place_of_first_test, can_draw)
 
 
 def _pictures_vary(measured: pd.DataFrame) -> bool:
@@ -201,14 +205,14 @@ def _are_common(cells: _Cells, strategies: pd.Series) -> np.ndarray:
         strategies: the strategy of each entry that is compared.
     """
     compared = strategies.index
-    by_strategy = cells.has_record.loc[compared].groupby(strategies).all()
-    strategy_draws = cells.draws[compared].groupby(strategies).any()
-    n_able = np.where(cells.is_further, strategy_draws.sum(), len(by_strategy))
-    is_common = np.array(2 * by_strategy.sum() >= n_able)
+    has_at_all_budgets = cells.has_record.loc[compared].groupby(strategies).all()
+    can_draw = cells.can_draw[compared].groupby(strategies).any()
+    n_able = np.where(cells.is_further, can_draw.sum(), len(can_draw))
+    is_common = np.array(2 * has_at_all_budgets.sum() >= n_able)
     if DENSE in strategies.array:
         dense = strategies.index[strategies == DENSE][0]
-        is_common &= cells.has_result.loc[dense].to_numpy()[cells.first]
-    return is_common & is_common[cells.first]
+        is_common &= cells.has_result.loc[dense].to_numpy()[cells.place_of_first_test]
+    return is_common & is_common[cells.place_of_first_test]
 
 
 def _extra_cells(cells: _Cells, is_common: np.ndarray, strategies: pd.Series) -> tuple[dict[str, int], list[str]]:
@@ -220,30 +224,41 @@ def _extra_cells(cells: _Cells, is_common: np.ndarray, strategies: pd.Series) ->
         strategies: the strategy of each entry that is compared.
     """
     compared = strategies.index
+    # A strategy has an extra cell if it has it at any of its budgets, and lacks it if it lacks it at any of them.
     of_strategy = cells.has_result.loc[compared].groupby(strategies)
     has_extra = of_strategy.any() & ~is_common
-    strategy_draws = cells.draws[compared].groupby(strategies).any()
-    is_able = ~cells.is_further | strategy_draws.to_numpy()[:, None]
-    lacks_extra = (has_extra.any() & ~of_strategy.all() & is_able).any(axis=1)
+    has_at_all_budgets = of_strategy.all()
+    can_draw = cells.can_draw[compared].groupby(strategies).any()
+    is_able = ~cells.is_further | can_draw.to_numpy()[:, None]
+
+    is_extra_cell = has_extra.any()  # (C,) whether any strategy has it
+    lacks_cell = is_extra_cell & ~has_at_all_budgets & is_able
+    lacks_some = lacks_cell.any(axis=1)
     n_extra = has_extra.sum(axis=1)
-    return n_extra[n_extra > 0].to_dict(), lacks_extra.index[lacks_extra].tolist()
+    return n_extra[n_extra > 0].to_dict(), lacks_some.index[lacks_some].tolist()
 
 
-def _used(has_result: pd.DataFrame, is_common: np.ndarray, lines: pd.Series) -> pd.DataFrame:
+def _used(has_result: pd.DataFrame, is_common: np.ndarray, curve_keys: pd.Series) -> pd.DataFrame:
     """Return which results the board uses: common cells that all points of a curve have.
 
-    So all numbers of a strategy rest on the same cells. An entry without such a cell is shown with all its results.
+    So all numbers of a strategy rest on the same cells. If the points share no common cell, each keeps its own. An
+    entry without any common cell keeps all its results.
 
     Args:
         has_result: whether a cell has a result.
         is_common: (C,) whether a cell is common.
-        lines: the curve of each entry that is compared, if any.
+        curve_keys: the curve of each entry that is compared, if any.
     """
+    # 1. An entry uses its common cells.
     used = has_result & is_common
-    lines = lines.dropna()
-    by_all_points = used.loc[lines.index].groupby(lines).transform("all")
-    by_all_points = by_all_points[by_all_points.any(axis=1)]
-    used.loc[by_all_points.index] = by_all_points
-    has_none = ~used.any(axis=1)
-    used[has_none] = has_result[has_none]
+
+    # 2. A point of a curve uses only those that all points have, if there are any.
+    curve_keys = curve_keys.dropna()
+    by_all_points = used.loc[curve_keys.index].groupby(curve_keys).transform("all")
+    shares_cells = by_all_points.any(axis=1)
+    used.loc[shares_cells.index[shares_cells]] = by_all_points[shares_cells]
+
+    # 3. An entry without a common cell uses all its results.
+    has_no_common_cell = ~used.any(axis=1)
+    used[has_no_common_cell] = has_result[has_no_common_cell]
     return used

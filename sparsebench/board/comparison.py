@@ -39,7 +39,9 @@ SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "fold
 
 @dataclass(eq=False)
 class Comparison:
-    """The records with the same task and model, with equal parameters, track, and mostly number of training samples.
+    """The records of one task, model and track with equal parameters.
+
+    They also have one number of training samples, unless the task has a success criterion.
 
     Attributes:
         source: the name of the task.
@@ -51,9 +53,9 @@ class Comparison:
         measured: the records with status ok.
         others: the other records.
         every: a row for each entry of all comparisons: strategy, kind and budget, with the columns IDENTITY; `asked`,
-            the requested share of dense MACs; `form`, the label of the budget without this share; and `line`, the curve
-            over budgets that has the entry as a point: strategy, kind and form. `line` is None for dense, and for a
-            budget that is not a share of dense MACs.
+            the requested share of dense MACs; `form`, the label of the budget without this share; and `curve_key`, the
+            strategy, kind and form that identify the curve over budgets that has the entry as a point. It is None for
+            dense, and for a budget that is not a share of dense MACs below 1.
     """
 
     source: str
@@ -119,9 +121,10 @@ class Comparison:
 
         Empty if repetitions are trained.
         """
-        names = self.measured.loc[self.measured["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
-        networks = names.set_index(SEED)["network"].to_dict()
-        return {seed: networks[seed] for seed in self.seeds if seed in networks} or networks
+        of_seeds = self.measured.loc[self.measured["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
+        networks = of_seeds.set_index(SEED)["network"].to_dict()
+        common_networks = {seed: networks[seed] for seed in self.seeds if seed in networks}
+        return common_networks if common_networks else networks
 
     @cached_property
     def lone(self) -> bool:
@@ -149,19 +152,20 @@ class Comparison:
         Seeds have their accuracy, and test items whether they are correct, or the share of draws in which they are. If
         repetitions test a network on different pictures, their items are concatenated.
         """
-        return {entry: results for entry, (results, _) in self._tests.items()}
+        return {entry: results for entry, (results, _) in self._results_and_groups.items()}
 
     @cached_property
     def groups(self) -> dict[int, Groups]:
         """For each entry and seed the (I,) group of each test item, if known."""
-        return {entry: groups for entry, (_, groups) in self._tests.items()}
+        return {entry: groups for entry, (_, groups) in self._results_and_groups.items()}
 
     @cached_property
-    def _tests(self) -> dict[int, tuple[Results, Groups]]:
+    def _results_and_groups(self) -> dict[int, tuple[Results, Groups]]:
         means = self.tested.groupby([ENTRY, SEED])["accuracy"].mean().dropna()
         means_of = {entry: part.droplevel(ENTRY).to_dict() for entry, part in means.groupby(ENTRY)}
         numbers = cache(numbers_of)
         names = [ENTRY, SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
+        # An entry without predictions has results too: the accuracies of its seeds.
         rows_of: dict[int, list[Any]] = {entry: [] for entry in set(self.tested[ENTRY])}
         for row in self.tested[names].itertuples(index=False):
             if row.test_predictions:
@@ -177,39 +181,56 @@ def _results(means: Mapping[int, float], rows: Sequence[Any], numbers: Numbers) 
         rows: the records that have test items. Several draws of a test have the same labels and foregrounds.
         numbers: decodes the columns of test items.
     """
-    draws_of: dict[int, dict[tuple[Any, Any], list[Any]]] = {}
+    tests_of_seed: dict[int, dict[tuple[Any, Any], list[Any]]] = {}
     for row in rows:
-        tests = draws_of.setdefault(row.seed, defaultdict(list))
-        tests[row.test_labels, row.test_foregrounds].append(row)
+        draws_of_test = tests_of_seed.setdefault(row.seed, defaultdict(list))
+        draws_of_test[row.test_labels, row.test_foregrounds].append(row)
 
     hits: dict[int, tuple[Hashable, np.ndarray]] = {}
-    groups: dict[int, np.ndarray] = {}
-    foregrounds: dict[int, np.ndarray] = {}
-    for seed, tests in draws_of.items():
-        names = sorted(tests)
-        hits[seed] = tuple(names), _join([_hits(tests[name], numbers) for name in names])
-        first = [tests[name][0] for name in names]  # all draws of a test have its items
-        if all(row.test_groups for row in first):
-            groups[seed] = _join([numbers(row.test_groups, row.test_items) for row in first])
-        if all(row.test_foregrounds for row in first):
-            foregrounds[seed] = _join([numbers(row.test_foregrounds, row.test_items) for row in first])
+    first_draws: dict[int, list[Any]] = {}
+    for seed, draws_of_test in tests_of_seed.items():
+        test_keys = sorted(draws_of_test)
+        hits[seed] = tuple(test_keys), _join([_hits(draws_of_test[key], numbers) for key in test_keys])
+        first_draws[seed] = [draws_of_test[key][0] for key in test_keys]
 
     # If the draws of one seed differ, its hits are shares. Then those of all seeds are.
     if any(item_hits.dtype != bool for _, item_hits in hits.values()):
         hits = {seed: (name, item_hits.astype(float)) for seed, (name, item_hits) in hits.items()}
 
-    # Items with the same foreground form a cluster, if it occurs more than once.
-    clusters = None
-    if draws_of and len(foregrounds) == len(draws_of):
-        n_items = np.bincount(np.concatenate(list(foregrounds.values())))
-        if n_items.max() > 1:
-            clusters = foregrounds
+    groups = _of_items(first_draws, GROUPS, numbers)
+    foregrounds = _of_items(first_draws, FOREGROUNDS, numbers)
+    all_known = len(foregrounds) == len(first_draws)
+    clusters = foregrounds if all_known and _some_repeat(foregrounds) else None
     return Results(means, hits, clusters), groups
+
+
+def _of_items(first_draws: Mapping[int, Sequence[Any]], column: str, numbers: Numbers) -> dict[int, np.ndarray]:
+    """Return for each seed the (I,) numbers that a column has for its test items, for seeds whose tests all have them.
+
+    Args:
+        first_draws: for each seed, a record of each of its tests; all draws of a test have the same items.
+        column: the column of the records.
+        numbers: decodes the column.
+    """
+    of_seeds = {}
+    for seed, draws in first_draws.items():
+        if all(getattr(draw, column) for draw in draws):
+            of_seeds[seed] = _join([numbers(getattr(draw, column), draw.test_items) for draw in draws])
+    return of_seeds
+
+
+def _some_repeat(foregrounds: Mapping[int, np.ndarray]) -> bool:
+    """Return whether several items have the same foreground. Otherwise each item is its own cluster."""
+    if not foregrounds:
+        return False
+    n_items = np.bincount(np.concatenate(list(foregrounds.values())))
+    return bool(n_items.max() > 1)
 
 
 def _hits(draws: Sequence[Any], numbers: Numbers) -> np.ndarray:
     """Return (I,) whether each item of a test is correct; if draws differ, the share of draws in which it is."""
     truth = numbers(draws[0].test_labels, draws[0].test_items)
+    # Predictions are decoded without the cache: no other record has them.
     first, *others = (numbers_of(row.test_predictions, row.test_items) == truth for row in draws)
     if all((hits == first).all() for hits in others):
         return first
@@ -248,13 +269,23 @@ def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
 
     # All numbers of training samples are together if the task has a success criterion.
     size = measured_records["n_train"].where(measured_records["success"].isna(), 0).rename("size")
+    # The model is no key, because the setting names it.
     groups = measured_records.groupby(["task", "setting", size, "track"], observed=True, sort=False)
     for (task, setting, n_train, track), measured in groups:
         others = others_of.get((task, setting, track), other_records[:0])
         if n_train:
             others = others[others["n_train"] == n_train]
-        model = str(measured["model"].iloc[0])
-        yield Comparison(task, task, model, setting, int(n_train), track, measured, others, entries)
+        yield Comparison(
+            source=task,
+            task=task,
+            model=str(measured["model"].iloc[0]),
+            setting=setting,
+            n_train=int(n_train),
+            track=track,
+            measured=measured,
+            others=others,
+            every=entries,
+        )
 
 
 def _with_distinct_names(comparisons: Sequence[Comparison]) -> Iterator[Comparison]:
@@ -276,24 +307,30 @@ def _entries(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[[ENTRY, *names, "macs_ratio_asked"]].drop_duplicates(ENTRY).set_index(ENTRY).sort_index()
     entries = first[names].astype(object).assign(asked=first["macs_ratio_asked"])
     forms = []
-    lines = []
+    curve_keys = []
     for entry in entries.itertuples(index=False):
         form = _form(entry)
+        # A budget that is not a share has NaN, which is not below 1. A budget of all MACs removes no token.
         is_point = entry.strategy != DENSE and entry.asked < 1
         forms.append(form)
-        lines.append((entry.strategy, entry.kind, form) if is_point else None)
+        curve_keys.append((entry.strategy, entry.kind, form) if is_point else None)
     return entries.assign(
         form=pd.Series(forms, entries.index, dtype=object),
-        line=pd.Series(lines, entries.index, dtype=object),
+        curve_key=pd.Series(curve_keys, entries.index, dtype=object),
     )
 
 
 def _form(entry: Any) -> str:
-    """Return the label of an entry's budget without its share of dense MACs; the whole label of another budget."""
-    if math.isnan(entry.asked):
+    """Return the label of an entry's budget without the share of dense MACs: what all points of a curve share.
+
+    A budget that is not a share of dense MACs has its whole label.
+    """
+    is_share = not math.isnan(entry.asked)
+    if not is_share:
         return str(entry.budget)
-    words = filter(None, (entry.budget_rounding, entry.budget_places))
-    return (" ".join(words) + WHERE[entry.budget_where]).removeprefix(", ")
+    words = [word for word in (entry.budget_rounding, entry.budget_places) if word]
+    form = " ".join(words) + WHERE[entry.budget_where]
+    return form.removeprefix(", ")  # without words, the text of `WHERE` comes first
 
 
 def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

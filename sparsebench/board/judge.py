@@ -12,7 +12,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from sparsebench.board import columns
-from sparsebench.board.columns import EVERY, Column, interval_row
+from sparsebench.board.columns import ALL_COLUMNS, Column, interval_row
 from sparsebench.board.common import PRETRAINING, Common
 from sparsebench.board.comparison import Comparison, comparisons_of
 from sparsebench.board.over_budgets import Curves, with_curves
@@ -24,7 +24,7 @@ from sparsebench.board.reading import (
     SEED,
     TRACK,
     Flats,
-    dense_of,
+    entry_of_dense,
     frame_of,
     metrics_of,
     over_seeds,
@@ -57,7 +57,7 @@ class Ranking(NamedTuple):
         rows: the ranked rows.
         pairs: pairwise comparisons of the ranked rows.
         every: all rows in order, oracles last. Besides the board's columns they have `macs`; `asked`, the requested
-            share of dense MACs; and `line`, the name of the curve that has the row as a point, if any.
+            share of dense MACs; and `curve`, the name of the curve that has the row as a point, if any.
         curves: the strategies over their budgets, if they have several.
     """
 
@@ -89,7 +89,7 @@ class Leaderboard(NamedTuple):
     """
 
     rankings: Sequence[Ranking] = ()
-    columns: Sequence[Column] = EVERY
+    columns: Sequence[Column] = ALL_COLUMNS
     by_task: bool = False
     comparisons: Sequence[Comparison] = ()
 
@@ -133,8 +133,8 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     kinds = metrics_of(frame)
     comparisons = comparisons_of(frame) if judged is None else judged.comparisons
     computed = () if judged is None else judged.rankings
-    incomplete = frame[~frame["status"].isin(("ok", "unsupported"))]
-    lossy = set(incomplete[["strategy", "budget"]].itertuples(index=False, name=None))
+    failed_records = frame[~frame["status"].isin(("ok", "unsupported"))]
+    with_failures = set(failed_records[["strategy", "budget"]].itertuples(index=False, name=None))
 
     if by == "task":
         groups = [[comparison] for comparison in comparisons]
@@ -145,9 +145,10 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     rankings = []
     for group in groups:
         parts = _parts(group, kinds)
+        # Comparisons are equal only if they are the same object, so equal parts have the same records.
         equal = next((ranking for ranking in computed if ranking.parts == parts), None)
-        rankings.append(equal or _rank(parts, kinds, lossy))
-    board = Leaderboard(rankings, EVERY, by is not None, comparisons)
+        rankings.append(equal or _rank(parts, kinds, with_failures))
+    board = Leaderboard(rankings, ALL_COLUMNS, by is not None, comparisons)
     visible = _visible(board, kinds)
     return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
 
@@ -180,7 +181,7 @@ def _one_of_each_task(comparisons: Sequence[Comparison], mains: Sequence[str]) -
 def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str, Comparison]:
     """Return the comparison of each part of the columns: the first of the group that has it."""
     parts = {"accuracy": group[0]}
-    for comparison in reversed(group):
+    for comparison in reversed(group):  # the first of the group is last, so it replaces the others
         if comparison.has_trials:
             parts["sample complexity"] = comparison
         if comparison.has("spurious_gap"):
@@ -202,13 +203,13 @@ def _visible(board: Leaderboard, kinds: Sequence[MetricKind]) -> list[Column]:
         if (rows[key] == nothing).all():
             filled.discard(key)
     visible = []
-    for column in (*EVERY, *map(columns.column_of, kinds)):
+    for column in (*ALL_COLUMNS, *map(columns.column_of, kinds)):
         if column in columns.BY_TASK:
             continue
         if column.key in filled:
             task = board.parts[column.part].task if column.part in board.parts else ""
             visible.append(column._replace(task=task))
-        elif column in columns.COLUMNS:
+        elif column in columns.ALWAYS_SHOWN:
             visible.append(column._replace(task=""))
     return visible
 
@@ -221,10 +222,11 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
 
     means = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean")
     tables = [over_seeds(main.tested, {**means, "images_per_s": "median"}), _devices(main.tested)]
-    seeds = [records.groupby("entry")[SEED].nunique() for records in used.values()]
+    seed_counts = [records.groupby("entry")[SEED].nunique() for records in used.values()]
     if "sample complexity" in parts:
         trials = _trials(parts["sample complexity"])
-        seeds.append(trials.pop("n_seeds"))
+        # The number of complete repetitions counts as another number of seeds, and is no column of its own.
+        seed_counts.append(trials.pop("n_seeds"))
         tables.append(trials)
     if "spurious gap" in parts:
         tables.append(_gaps(parts["spurious gap"]))
@@ -235,14 +237,14 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
     about = _about_strategies(list(used.values()))
     rows = main.every.loc[about.index].join([*tables, about, _schedules(main.tested)])
     # A row has as many seeds as the part with the fewest.
-    rows["n_seeds"] = pd.concat(seeds, axis=1).min(axis=1).astype(int)
+    rows["n_seeds"] = pd.concat(seed_counts, axis=1).min(axis=1).astype(int)
     rows["track"] = main.track
     rows["class_folders"] = numbering(main.params[0])
     rows["task"] = main.task
     rows["model"] = main.model
     rows["n_train"] = main.largest
     remove_ranks(rows)
-    order = dict.fromkeys([*columns.keys_of(EVERY), *rows])
+    order = dict.fromkeys([*columns.keys_of(ALL_COLUMNS), *rows])
     return rows.reindex(columns=list(order))
 
 
@@ -292,7 +294,7 @@ def _trials(comparison: Comparison) -> pd.DataFrame:
     records = comparison.records[["entry", "repetition", "n_train", "success", "success_loss"]]
     groups = {entry: part for entry, part in records.groupby("entry") if part["success"].notna().any()}
     trials = {entry: _successes(part, "success") for entry, part in groups.items()}
-    dense = trials.get(dense_of(comparison.records)["entry"].min())
+    dense = trials.get(entry_of_dense(comparison.records))
     rows = {}
     for entry, successes in trials.items():
         rows[entry] = {"n_seeds": len(successes.seeds)} | interval_row(
@@ -321,7 +323,7 @@ def _gaps(comparison: Comparison) -> pd.DataFrame:
     worst = [curves.worst_group(comparison.results[entry], comparison.groups[entry]) for entry in rows.index]
     rows["worst_group_accuracy"] = pd.Series(worst, rows.index, dtype=float).fillna(rows["worst_group_accuracy"])
 
-    intervals = _intervals_of_gaps(comparison, gaps, dense_of(tested)["entry"].min())
+    intervals = _intervals_of_gaps(comparison, gaps, entry_of_dense(tested))
     for name, of_entries in intervals.items():
         values = [interval_row(name, interval) for interval in of_entries]
         rows = rows.join(pd.DataFrame(values, rows.index, dtype=float))
@@ -329,54 +331,62 @@ def _gaps(comparison: Comparison) -> pd.DataFrame:
 
 
 def _intervals_of_gaps(
-    comparison: Comparison, gaps: pd.DataFrame, dense: float
+    comparison: Comparison, gaps: pd.DataFrame, dense: int | None
 ) -> dict[str, Sequence[Interval | None]]:
     """Return by column the interval of each entry.
 
     Args:
         comparison: the comparison.
         gaps: the gap of each entry (row) on each seed (column).
-        dense: the entry of dense; NaN without dense.
+        dense: the entry of dense; None without dense.
     """
     intervals: dict[str, Sequence[Interval | None]] = {}
     if dense in gaps.index:
-        reductions = (gaps.loc[dense] - gaps).apply(lambda row: row.dropna().tolist(), axis=1)
-        intervals["spurious_gap_reduction"] = [mean_interval(pairs) if pairs else None for pairs in reductions]
+        reductions: list[Interval | None] = []
+        for _, reduction_by_seed in (gaps.loc[dense] - gaps).iterrows():
+            differences = reduction_by_seed.dropna().tolist()
+            reductions.append(mean_interval(differences) if differences else None)
+        intervals["spurious_gap_reduction"] = reductions
+
+    # The aligned gap is defined for four groups: two classes, each on two backgrounds.
     names_of_groups = [name for name in comparison.tested if ON_BACKGROUND.fullmatch(name)]
-    if sum(comparison.has(name) for name in names_of_groups) == 4:
+    has_all_groups = sum(comparison.has(name) for name in names_of_groups) == 4
+    if has_all_groups:
         results = [comparison.results[entry] for entry in gaps.index]
         groups = [comparison.groups[entry] for entry in gaps.index]
         lone = comparison.lone
         intervals["aligned_gap"] = curves.aligned_gaps(results, groups, lone)
-        if dense in comparison.results:
-            of_dense = comparison.results[int(dense)]
+        if dense is not None:
+            of_dense = comparison.results[dense]
             intervals["aligned_gap_reduction"] = curves.gap_reductions(results, of_dense, groups, lone)
     return intervals
 
 
-def _rank(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], lossy: Collection[tuple[str, str]]) -> Ranking:
+def _rank(
+    parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], with_failures: Collection[tuple[str, str]]
+) -> Ranking:
     """Return the rows in order, with ranks, differences to baselines, Pareto fronts and values over budgets."""
     rows = _rows(parts, kinds)
     main = parts["accuracy"]
-    unranked = _unranked(rows, main.common, lossy)
+    unranked = _unranked(rows, main.common, with_failures)
 
     measured = rows[rows["accuracy"].notna()]
-    results = [main.results[entry] for entry in measured.index]
-    # Strategies that lack cells do not contribute to the pooled variance.
-    outsiders = np.flatnonzero(measured.index.isin(main.common.incomplete)).tolist()
-    all_pairs = paired.compare(results, outsiders)
+    all_pairs = _pairs_of(main, measured.index)
     rows.loc[measured.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
 
-    is_judged = ~measured.index.isin(unranked)
-    places_of_dense = np.flatnonzero(measured["strategy"] == DENSE).tolist()
-    references = dict.fromkeys(range(len(measured)), places_of_dense[0]) if places_of_dense else {}
-    _compare(rows, measured.index, all_pairs, is_judged, DENSE, "accuracy_delta", references)
-    _compare(rows, measured.index, all_pairs, is_judged, RANDOM, f"{RANDOM}_delta", _places_of_random(measured))
-
     # Oracles have marks but no rank.
-    places = np.flatnonzero(is_judged & (measured["kind"] != "oracle"))
-    ranked = measured.index[places]
-    pairs = all_pairs.among(places.tolist())
+    may_have_mark = ~measured.index.isin(unranked)
+    may_have_rank = may_have_mark & (measured["kind"] != "oracle").to_numpy()
+    by_reference = (
+        (DENSE, "accuracy_delta", _places_of_dense(measured)),
+        (RANDOM, f"{RANDOM}_delta", _places_of_random(measured)),
+    )
+    for name, delta, references in by_reference:
+        _compare(rows, measured.index, all_pairs, may_have_mark, name=name, delta=delta, references=references)
+
+    ranked_places = np.flatnonzero(may_have_rank)
+    ranked = measured.index[ranked_places]
+    pairs = all_pairs.among(ranked_places.tolist())
     add_ranks(rows, ranked, pairs)
     _add_fronts(rows, main, ranked, pairs)
 
@@ -392,24 +402,32 @@ def _rank(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], lossy: C
     return Ranking(parts, rows.loc[ranked], pairs, rows, over_budgets)
 
 
-def _unranked(rows: pd.DataFrame, common: Common, lossy: Collection[tuple[str, str]]) -> pd.Index:
+def _pairs_of(main: Comparison, measured: pd.Index) -> Pairs:
+    """Return the comparisons of the measured entries."""
+    results = [main.results[entry] for entry in measured]
+    # Strategies that lack cells do not contribute to the pooled variance.
+    outsiders = np.flatnonzero(measured.isin(main.common.incomplete)).tolist()
+    return paired.compare(results, outsiders)
+
+
+def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tuple[str, str]]) -> pd.Index:
     """Return the entries that are not ranked.
 
     A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A published
-    schedule beside a chosen one is not ranked, see `has_published_schedule`. If strategies are
-    compared over budgets, a strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
+    schedule beside a chosen one is not ranked, see `has_published_schedule`. If strategies are compared over budgets, a
+    strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
 
     Args:
         rows: a row for each strategy and budget.
         common: what the strategies have in common.
-        lossy: strategies and budgets of which a cell failed.
+        with_failures: strategies and budgets of which a cell failed.
     """
     if common.lacks_dense:
         return rows.index
     pairs = rows[["strategy", "budget"]].itertuples(index=False, name=None)
-    has_failed = np.array([pair in lossy for pair in pairs], dtype=bool)
+    has_failed = np.array([pair in with_failures for pair in pairs], dtype=bool)
     if common.budgets.common:
-        strategies = {strategy for strategy, _ in lossy}
+        strategies = {strategy for strategy, _ in with_failures}
         has_failed |= rows["strategy"].isin(strategies).to_numpy()
     return rows.index[has_failed | rows.index.isin(common.incomplete) | has_published_schedule(rows)]
 
@@ -456,6 +474,12 @@ def _front(costs: pd.Series, better: np.ndarray) -> pd.Series:
     return pd.Series(np.where(beaten, "no", "yes"), costs.index, dtype=object)[~np.isnan(values)]
 
 
+def _places_of_dense(rows: pd.DataFrame) -> dict[int, int]:
+    """Return for the position of each row the position of dense, if any."""
+    places = np.flatnonzero(rows["strategy"] == DENSE).tolist()
+    return dict.fromkeys(range(len(rows)), places[0]) if places else {}
+
+
 def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
     """Return for the position of each row the position of its `random_inside` row at the same budget, if any.
 
@@ -480,27 +504,28 @@ def _compare(
     rows: pd.DataFrame,
     measured: pd.Index,
     pairs: Pairs,
-    is_judged: np.ndarray,
+    may_have_mark: np.ndarray,
+    *,
     name: str,
     delta: str,
     references: Mapping[int, int],
 ) -> None:
     """Add differences to reference rows, with intervals and marks that are corrected for all of these comparisons.
 
-    A row has a difference if its reference has all of its seeds: the difference is then that of the accuracies. A mark
-    needs that both are judged.
+    A row has a difference if its reference has all of its seeds: the difference is then that of the accuracies. A row
+    is marked only if both it and its reference may have a mark.
 
     Args:
         rows: the rows.
         measured: the entries of the R rows that `pairs` compares.
         pairs: their comparisons.
-        is_judged: (R,) whether a row may have a mark.
+        may_have_mark: (R,) whether a row may have a mark.
         name: the strategy of the references, in the column of marks.
         delta: the column of differences.
         references: the place of the reference, by the place of the row.
     """
-    n_seeds = pairs.n_seeds
-    references = {row: other for row, other in references.items() if n_seeds[row, other] == n_seeds[row, row]}
+    seeds_of_rows = np.diag(pairs.n_seeds)  # a row has all of its seeds in common with itself
+    references = {row: other for row, other in references.items() if pairs.n_seeds[row, other] == seeds_of_rows[row]}
     places = list(references)
     others = list(references.values())
     mean = pairs.mean[places, others]
@@ -510,7 +535,7 @@ def _compare(
 
     marked = {}
     for row, other in references.items():
-        if row != other and is_judged[row] and is_judged[other]:
+        if row != other and may_have_mark[row] and may_have_mark[other]:
             marked[row] = other
     of_entries = {measured[row]: mark for row, mark in marks(pairs, marked).items()}
     rows[f"versus_{name}"] = pd.Series(of_entries, dtype=object)

@@ -57,29 +57,41 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
     """
     measured = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
     dense = measured.index[measured["strategy"] == DENSE]
-    if dense.empty or not measured.dropna(subset="line").duplicated("line").any():
-        return rows.assign(line=None), None
+    has_several_budgets = measured["curve_key"].dropna().duplicated().any()
+    if dense.empty or not has_several_budgets:
+        return rows.assign(curve=None), None
 
-    rows = _with_lines(rows, measured, dense[0])
+    rows = _with_names_of_curves(rows, measured, dense[0])
     rows = rows.assign(
         how=_reductions(main),
         speed_up=speed_ups(main.tested),
         p_label=over_seeds(main.tested, {"p_label": "mean"})["p_label"],
     )
     common = main.common.budgets.common
-    is_compared = rows["asked"].isin(common) | (rows["line"] == DENSE)
-    compared = rows.index[rows["line"].notna() & is_compared]
+    is_compared = rows["asked"].isin(common) | (rows["curve"] == DENSE)
+    compared = rows.index[rows["curve"].notna() & is_compared]
     heights, values = _heights(main, rows.loc[compared], common)
-    rows = rows.drop(columns=[name for name in values if name in rows]).join(values, on="line")
+    empty_columns = [name for name in values if name in rows]
+    rows = rows.drop(columns=empty_columns).join(values, on="curve")
 
-    points = rows.dropna(subset="line")
+    points = rows.dropna(subset="curve")
     budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
-    middle = min(common or budgets, key=lambda budget: (abs(budget - HALF), budget))
+    middle = _middle(common or budgets)
     table = _rows_of_curves(main, points, compared, budgets, middle)
-    pairs = _rank(table, heights, points.loc[compared, "line"], main.common.incomplete, unranked)
-    rows["kept_accuracy_rank"] = rows["line"].map(table["rank"])
+    pairs = _rank(table, heights, points.loc[compared, "curve"], main.common.incomplete, unranked)
+    rows["kept_accuracy_rank"] = rows["curve"].map(table["rank"])
 
-    table = in_order(
+    return rows, Curves(budgets, middle, _in_order(table), pairs)
+
+
+def _middle(budgets: Sequence[float]) -> float:
+    """Return the budget that is nearest to one half; the smaller one of two that are equally near."""
+    return min(budgets, key=lambda budget: (abs(budget - HALF), budget))
+
+
+def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of curves in order: dense, ranked ones by falling kept accuracy, others, oracles."""
+    return in_order(
         table,
         {
             "not dense": table.index != DENSE,
@@ -89,31 +101,30 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
             "name": table.index,
         },
     )
-    return rows, Curves(budgets, middle, table, pairs)
 
 
-def _with_lines(rows: pd.DataFrame, measured: pd.DataFrame, dense: int) -> pd.DataFrame:
-    """Return rows with the name of their curve in column `line`. Dense is a curve with one point, at budget 1."""
-    names = _names_of_curves(set(measured["line"].dropna()))
-    rows = rows.assign(line=measured["line"].map(names.get).astype(object))
-    rows.loc[dense, "line"] = DENSE
+def _with_names_of_curves(rows: pd.DataFrame, measured: pd.DataFrame, dense: int) -> pd.DataFrame:
+    """Return rows with the name of their curve in column `curve`. Dense is a curve with one point, at budget 1."""
+    names = _names_of_curves(set(measured["curve_key"].dropna()))
+    rows = rows.assign(curve=measured["curve_key"].map(names.get).astype(object))
+    rows.loc[dense, "curve"] = DENSE
     rows.loc[dense, "asked"] = 1.0
     return rows
 
 
-def _names_of_curves(lines: Collection[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+def _names_of_curves(curve_keys: Collection[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
     """Return the names of curves: that of the strategy, with the form of the budget if the strategy has several.
 
     A published schedule beside a chosen one is called so, and the curve of the chosen one has the strategy's name.
 
     Args:
-        lines: the curves, see `Comparison.every`.
+        curve_keys: the curves, see `Comparison.every`.
     """
-    n_curves = Counter((strategy, kind) for strategy, kind, _ in lines)
+    n_curves = Counter((strategy, kind) for strategy, kind, _ in curve_keys)
     names = {}
-    for strategy, kind, form in lines:
+    for strategy, kind, form in curve_keys:
         has_others = n_curves[strategy, kind] > 1
-        chooses = (strategy, kind, AUTO) in lines
+        chooses = (strategy, kind, AUTO) in curve_keys
         if form == AUTO:
             name = strategy
         elif form == "" and chooses:
@@ -133,7 +144,7 @@ def _reductions(main: Comparison) -> pd.Series:
 def points_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return for each curve the rows with fewer MACs than dense, by rising MACs."""
     below = rows[rows["macs_ratio"] < 1].sort_values(["macs_ratio", "asked"])
-    return {str(name): points for name, points in below.groupby("line")}
+    return {str(name): points for name, points in below.groupby("curve")}
 
 
 def _heights(
@@ -151,9 +162,9 @@ def _heights(
         return {}, pd.DataFrame.from_dict(values, orient="index")
     lowest, *higher = sorted(budgets)
     next_budget = higher[0] if higher else 1.0
-    spent_at_lowest = compared[compared["asked"] == lowest].groupby("line")["macs_ratio"].min()
+    spent_at_lowest = compared[compared["asked"] == lowest].groupby("curve")["macs_ratio"].min()
 
-    dense = main.results[compared.index[compared["line"] == DENSE][0]]
+    dense = main.results[compared.index[compared["curve"] == DENSE][0]]
     heights = {}
     for name, points in points_of(compared).items():
         if name not in spent_at_lowest:
@@ -164,10 +175,13 @@ def _heights(
         height = curves.area(results, spent, lowest)
         if height is None:  # the points have no seed in common
             continue
+        # A curve that spends as much as the next budget at the lowest one was not measured near the lowest. It has no
+        # height, but it has MACs at -2 points.
         if spent_at_lowest[name] < next_budget:
             heights[name] = height
         row = interval_row("macs_at_2", curves.least_macs(results, spent, main.lone))
-        if row["macs_at_2"] == spent[0]:  # the curve never falls below, so the value is an upper bound
+        # A curve that never falls below has the smallest share itself as value, unrounded: it is an upper bound.
+        if row["macs_at_2"] == spent[0]:
             row["macs_at_2_at_most"] = True
         values[name] = row
 
@@ -189,38 +203,39 @@ def _rows_of_curves(
         budgets: all budgets.
         middle: the budget that is nearest to one half.
     """
-    first = points.drop_duplicates("line").set_index("line")
-    at_middle = points[(points["asked"] == middle) | (points["line"] == DENSE)]
-    table = at_middle.set_index("line").reindex(first.index)
+    first = points.drop_duplicates("curve").set_index("curve")
+    at_middle = points[(points["asked"] == middle) | (points["curve"] == DENSE)]
+    table = at_middle.set_index("curve").reindex(first.index)
     # These values belong to the whole curve: a curve without a point at the middle budget has them too.
     of_curve = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
     shared = [key for key in (*columns.keys_of(of_curve), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared])
     table["strategy"] = table.index
-    table["n_seeds"] = table.index.map(_seeds_of_curves(main, points.loc[compared, "line"])).fillna(0).astype(int)
+    table["n_seeds"] = table.index.map(_seeds_of_curves(main, points.loc[compared, "curve"])).fillna(0).astype(int)
     remove_ranks(table)
 
-    # At a budget that is not common, a point may have fewer seeds than the others: then it has only its own row.
-    has_only_its_row = ~points.index.isin(compared) & points.index.isin(main.common.incomplete)
-    shown = points[~has_only_its_row]
+    # At a budget that is not common, an incomplete point may have fewer seeds than the others. It is left out here,
+    # because it would not be comparable, and is shown in its own row.
+    is_left_out = ~points.index.isin(compared) & points.index.isin(main.common.incomplete)
+    shown = points[~is_left_out]
     for budget in budgets:
         key = columns.accuracy_at(budget).key
-        of_budget = shown[shown["asked"] == budget].set_index("line")
+        of_budget = shown[shown["asked"] == budget].set_index("curve")
         misses_budget = (of_budget["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
         table[key] = of_budget["accuracy"]
         table[f"{key}_spent"] = of_budget["macs_ratio"].where(misses_budget)
     return table
 
 
-def _seeds_of_curves(main: Comparison, lines: pd.Series) -> dict[str, int]:
+def _seeds_of_curves(main: Comparison, curve_of: pd.Series) -> dict[str, int]:
     """Return the number of seeds that all compared points of a curve have, by name.
 
     Args:
         main: the comparison.
-        lines: the curve of each compared entry.
+        curve_of: the name of the curve of each compared entry.
     """
     numbers = {}
-    for name, of_points in lines.groupby(lines):
+    for name, of_points in curve_of.groupby(curve_of):
         seeds = [set(main.results[entry].means) for entry in of_points.index]
         numbers[str(name)] = len(set.intersection(*seeds))
     return numbers
@@ -229,29 +244,29 @@ def _seeds_of_curves(main: Comparison, lines: pd.Series) -> dict[str, int]:
 def _rank(
     table: pd.DataFrame,
     heights: Mapping[str, Results],
-    lines: pd.Series,
+    curve_of: pd.Series,
     incomplete: Collection[int],
     unranked: Collection[int],
 ) -> Pairs:
     """Write the ranks of curves by their heights, and return the comparisons of the ranked ones.
 
-    A curve is ranked unless a point that counts for it is not, or it is an oracle. A curve with an incomplete point
+    Ranked are all curves except oracles and those with an unranked compared point. A curve with an incomplete point
     lacks seeds of the others: it has no influence on their variances.
 
     Args:
         table: a row for each curve.
         heights: the mean heights of curves.
-        lines: the curve of each compared entry.
+        curve_of: the name of the curve of each compared entry.
         incomplete: the incomplete entries.
         unranked: the entries that are not ranked.
     """
     names = list(heights)
-    incomplete_lines = set(lines[lines.index.isin(incomplete)])
-    unranked_lines = set(lines[lines.index.isin(unranked)])
-    outsiders = [place for place, name in enumerate(names) if name in incomplete_lines]
+    incomplete_curves = set(curve_of[curve_of.index.isin(incomplete)])
+    unranked_curves = set(curve_of[curve_of.index.isin(unranked)])
+    outsiders = [place for place, name in enumerate(names) if name in incomplete_curves]
     ranked = []
     for place, name in enumerate(names):
-        if name not in unranked_lines and table.loc[name, "kind"] != "oracle":
+        if name not in unranked_curves and table.loc[name, "kind"] != "oracle":
             ranked.append(place)
     pairs = paired.compare(list(heights.values()), outsiders).among(ranked)
     add_ranks(table, [names[place] for place in ranked], pairs)

@@ -225,15 +225,15 @@ def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[st
     lines = _lines(rows, over)
     deployable = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
     ranked = {name for name in deployable if not math.isnan(lines[name].rank[0])} or deployable
-    points = rows[~over_budget(rows)].dropna(subset="line")  # other rows have budgets that are no shares
-    accuracies = points.pivot(index="line", columns="asked", values="accuracy")
+    points = rows[~over_budget(rows)].dropna(subset="curve")  # other rows have budgets that are no shares
+    accuracies = points.pivot(index="curve", columns="asked", values="accuracy")
     accuracies = accuracies.reindex([name for name in lines if name in ranked])
     most_accurate = accuracies.reindex(columns=sorted(over.budgets)).dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
     best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED_BY_DEFAULT]
     limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
     best = [name for name in best if not lines[name].rank[0] > limit]
-    theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "line"])
+    theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "curve"])
     best += [name for name in over.rows.index if name in theirs][:NAMED_BY_DEFAULT]
     return [name for name in lines if name in best]
 

@@ -27,7 +27,7 @@ from PIL import Image
 
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
-from sparsebench.board.columns import BY_KEY, BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
+from sparsebench.board.columns import ALL_COLUMNS, BY_KEY, BY_TASK, NOT_RANKED, Column, Row, dicts, file_value, text_of
 from sparsebench.board.judge import RANDOM
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
@@ -112,7 +112,7 @@ TERMS = (
 )
 """Terms that the page explains: the column or kind of strategy that it must have, the term, and the explanation."""
 WIDER = "The table is wider than the page: scroll or swipe it sideways."
-KNOWN = {column.key for column in EVERY}
+KNOWN = {column.key for column in ALL_COLUMNS}
 SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 """The first of these that was measured sorts a table of the page."""
 DIGITS, GIGA = 6, 1e9
@@ -356,9 +356,9 @@ def _points(rows: pd.DataFrame, curves: Curves) -> pd.DataFrame:
 
     `at` is the budget of the point. Dense and random tokens have no differences to themselves.
     """
-    points = pd.concat([rows[rows["line"] == name] for name in curves.rows.index])
-    of_curve = curves.rows.loc[points["line"], ["strategy", "rank"]].set_index(points.index)
-    points = points.assign(**of_curve, at=points["asked"].mask(points["line"] == DENSE))
+    points = pd.concat([rows[rows["curve"] == name] for name in curves.rows.index])
+    of_curve = curves.rows.loc[points["curve"], ["strategy", "rank"]].set_index(points.index)
+    points = points.assign(**of_curve, at=points["asked"].mask(points["curve"] == DENSE))
     for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):
         points.loc[points["strategy"] == base, list(BY_KEY[key].keys)] = None
     return points

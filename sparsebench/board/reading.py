@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board.columns import EVERY
+from sparsebench.board.columns import ALL_COLUMNS
 from sparsebench.errors import UserError, plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as SHIPPED_METRICS
@@ -290,7 +290,7 @@ def _with_labels_as_identities(frame: pd.DataFrame) -> pd.DataFrame:
 
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
     """Return the metrics whose columns are means or medians over seeds: some of WITH_COLUMN, and those of tasks."""
-    columns = {column.key for column in EVERY}
+    columns = {column.key for column in ALL_COLUMNS}
     shown = [kind for kind in WITH_COLUMN if kind.name not in columns]
     declared = [MetricKind(**fields) for fields in frame.attrs.get(DECLARED, ())]
     return [*shown, *(kind for kind in declared if kind.over_seeds != "none")]
@@ -303,6 +303,12 @@ def dense_of(records: pd.DataFrame) -> pd.DataFrame:
     """Return the records of dense."""
     dense = records[records["strategy"] == DENSE]
     return dense[dense[ENTRY] == dense[ENTRY].min()]
+
+
+def entry_of_dense(records: pd.DataFrame) -> int | None:
+    """Return the entry of dense; None without dense."""
+    dense = dense_of(records)
+    return None if dense.empty else int(dense[ENTRY].iloc[0])
 
 
 def over_seeds(records: pd.DataFrame, aggregation: Mapping[str, str]) -> pd.DataFrame:

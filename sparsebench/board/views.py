@@ -276,7 +276,7 @@ def _budget_of(row: Row) -> tuple[float, str]:
 def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
     """Return the table with a row for each strategy, and the tables of gaps and trials, if any."""
     legend = [*LEGEND]
-    beyond = (ranking.every["accuracy"].notna() & ranking.every["line"].isna()).sum()
+    beyond = (ranking.every["accuracy"].notna() & ranking.every["curve"].isna()).sum()
     if beyond:
         legend.append(f"{beyond} rows have budgets that are no shares of dense MACs; CSV and JSON have them.")
     columns = _columns_of_curves(ranking, board, judged)

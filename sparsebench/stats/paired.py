@@ -38,14 +38,14 @@ DIFFERENCE = np.dtype(
             "separate",
             "joint",
             "clusters",
-            "sizes",
+            "n_items",
             "p_items",
         )
     ]
 )
 """The comparison of two strategies, see `Pairs`. `between` is the variance of the mean, estimated from its seeds, NaN
 for a single seed. `separate` and `joint` are the parts that items explain, see `variance.item_parts`. `clusters` is the
-number of tested clusters, and `sizes` the number of items of a seed."""
+number of tested clusters, and `n_items` the number of items of a seed."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,9 @@ class Pairs:
     def among(self, places: Sequence[int]) -> Pairs:
         """Return the comparisons of some strategies; errors stay those estimated from all."""
         rows = np.array(places, dtype=int)
-        parts = {field.name: getattr(self, field.name)[np.ix_(rows, rows)] for field in fields(self)[:-1]}
-        return Pairs(**parts, accuracy=self.accuracy[rows])
+        block = np.ix_(rows, rows)
+        matrices = {name: getattr(self, name)[block] for name in MATRICES}
+        return Pairs(**matrices, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
         """Return (R, R) booleans: whether the row is significantly better than the column."""
@@ -129,19 +130,21 @@ class Pairs:
         return np.stack([first, last], axis=1)
 
     def least(self) -> float:
-        """Return the difference that would be significant in 4 of 5 pairs, in addition to the significant pairs.
+        """Return the difference that would be significant in 4 of 5 pairs, at the level of the next pair.
 
-        With Holm's method the level of the next pair depends on the number of pairs left. A difference is significant
-        above a critical value, which depends on its error. NaN without errors.
+        With Holm's method this level depends on the number of pairs that are not yet significant. A difference is
+        significant above a critical value, which depends on its error. NaN without errors.
         """
         upper = np.triu_indices(len(self.mean), 1)
-        left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
+        n_not_significant = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
         error, freedom = self.error[upper], self.freedom[upper]
         mask = np.isfinite(error) & (error > 0)
         if not mask.any():
             return float("nan")
         error = error[mask]
-        critical = stdtrit(freedom[mask], 1 - (1 - LEVEL) / (2 * left)) * error
+        critical = stdtrit(freedom[mask], 1 - (1 - LEVEL) / (2 * n_not_significant)) * error
+        # The difference is found by bisection. The upper bound is at least five errors above each critical value, so it
+        # is significant in practically all cases.
         low, high = 0.0, float((critical + 5 * error).max())
         for _ in range(50):
             middle = (low + high) / 2
@@ -150,12 +153,17 @@ class Pairs:
         return high
 
 
+MATRICES = tuple(field.name for field in fields(Pairs) if field.name != "accuracy")
+"""The attributes of `Pairs` with a row and a column for each strategy."""
+
+
 def detectable(pairs: Pairs, quantity: str = "accuracy", unit: str = "seeds") -> str | None:
     """Return a clause with the difference that would be significant in 4 of 5 pairs, or None if it is unknown.
 
     The quantity is a share, so differences are at most 1; `unit` is the name of the seeds.
     """
-    if np.isnan(least := pairs.least()):
+    least = pairs.least()
+    if np.isnan(least):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
     n = int(np.median(pairs.n_seeds[upper]))
@@ -209,8 +217,10 @@ def compare(strategies: Sequence[Results], outsiders: Collection[int] = ()) -> P
         for right in blocks[place:]:
             of_blocks = _differences(left, right)
             differences[np.ix_(left.places, right.places)] = of_blocks
-            of_blocks["mean"] *= -1
-            differences[np.ix_(right.places, left.places)] = of_blocks.T
+            # Columns minus rows. A block with itself is written twice, with the same values.
+            mirrored = of_blocks.T.copy()
+            mirrored["mean"] *= -1
+            differences[np.ix_(right.places, left.places)] = mirrored
 
     others = np.setdiff1d(np.arange(R), list(outsiders))
     lone = len({seed for place in others for seed in strategies[place].means}) == 1
@@ -223,114 +233,153 @@ def compare(strategies: Sequence[Results], outsiders: Collection[int] = ()) -> P
         # The pairs of the others are judged again among themselves, without the outsiders' variances.
         among_others = np.ix_(others, others)
         judged_alone = _judge(differences[among_others], accuracy[others], lone)
-        for field in fields(Pairs):
-            if field.name != "accuracy":
-                getattr(pairs, field.name)[among_others] = getattr(judged_alone, field.name)
+        for name in MATRICES:
+            getattr(pairs, name)[among_others] = getattr(judged_alone, name)
     return pairs
 
 
 class _Block:
-    """Strategies that have the same seeds and items.
+    """The a strategies that have the same seeds and items; a block that they are compared with has b strategies.
 
     Attributes:
-        places: their places among all strategies.
-        strategies: the strategies; `first` is used for what they share.
+        places: (a,) their places among all strategies.
+        strategies: the strategies.
+        example: one of them, for what they share: seeds, names of items, clusters.
     """
 
     def __init__(self, places: Sequence[int], strategies: Sequence[Results]) -> None:
-        self.places, self.strategies, self.first = np.array(places), strategies, strategies[0]
+        self.places = np.array(places)
+        self.strategies = strategies
+        self.example = strategies[0]
         self._sums: dict[tuple[int, bytes | None], np.ndarray] = {}
 
     def zero(self) -> _Block:
         """Return a block without correct predictions on the same tests: the difference to it is the accuracy."""
-        wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in self.first.hits.items()}
-        return _Block([0], [Results(dict.fromkeys(self.first.means, 0.0), wrong, self.first.clusters)])
+        wrong = {seed: (name, np.zeros_like(hits)) for seed, (name, hits) in self.example.hits.items()}
+        return _Block([0], [Results(dict.fromkeys(self.example.means, 0.0), wrong, self.example.clusters)])
 
-    def sums(self, seed: int, numbers: np.ndarray | None) -> np.ndarray:
-        """Return the (a, C) scores of a seed, summed by the (I,) cluster numbers, if any.
+    def sums(self, seed: int, cluster_numbers: np.ndarray | None) -> np.ndarray:
+        """Return the (a, C) sums of the scores of a seed over its C clusters.
 
-        Booleans are in single precision, because counts of items are exact in it; real numbers are in double precision.
+        Booleans are in single precision if each item is a cluster, because counts of items are exact in it. Sums over
+        larger clusters and real numbers are in double precision.
+
+        Args:
+            seed: the seed.
+            cluster_numbers: the (I,) cluster number of each item; None if each item is a cluster.
         """
-        key = seed, None if numbers is None else numbers.tobytes()
+        key = seed, None if cluster_numbers is None else cluster_numbers.tobytes()
         if key not in self._sums:
             scores = [strategy.hits[seed][1] for strategy in self.strategies]
-            block = np.array(scores, dtype=np.float32 if all(x.dtype == bool for x in scores) else float)
-            self._sums[key] = block if numbers is None else add_up(block, numbers)[1]
+            are_boolean = all(hits.dtype == bool for hits in scores)
+            block = np.array(scores, dtype=np.float32 if are_boolean else float)
+            self._sums[key] = block if cluster_numbers is None else add_up(block, cluster_numbers)[1]
         return self._sums[key]
 
-    def sizes(self, seed: int, numbers: np.ndarray | None) -> np.ndarray:
-        """Return the (C,) numbers of items of a seed's clusters; ones if each item is a cluster."""
-        ones = np.ones(len(self.first.hits[seed][1]), np.float32)  # counts, as in `sums`
-        return ones if numbers is None else add_up(ones, numbers)[1]
+    def cluster_sizes(self, seed: int, cluster_numbers: np.ndarray | None) -> np.ndarray:
+        """Return the (C,) numbers of items of a seed's clusters, see `sums`."""
+        ones = np.ones(len(self.example.hits[seed][1]), np.float32)  # counts, as in `sums`
+        return ones if cluster_numbers is None else add_up(ones, cluster_numbers)[1]
 
 
 def _blocks_of(strategies: Sequence[Results]) -> list[_Block]:
     """Return blocks of the strategies with the same seeds and items."""
-    blocks = defaultdict(list)
-    for index, strategy in enumerate(strategies):
-        tests = tuple(sorted((s, name) for s, (name, _) in strategy.hits.items()))
-        boolean = all(hits.dtype == bool for _, hits in strategy.hits.values())
-        blocks[tuple(sorted(strategy.means)), tests, strategy.clusters is None, boolean].append(index)
-    return [_Block(places, [strategies[i] for i in places]) for places in blocks.values()]
+    places_of_block = defaultdict(list)
+    for place, strategy in enumerate(strategies):
+        seeds = tuple(sorted(strategy.means))
+        tests = tuple(sorted((seed, name) for seed, (name, _) in strategy.hits.items()))
+        # The name of items stands for their foregrounds too, so equal names have equal clusters, if there are any.
+        has_clusters = strategy.clusters is not None
+        are_boolean = all(hits.dtype == bool for _, hits in strategy.hits.values())
+        places_of_block[seeds, tests, has_clusters, are_boolean].append(place)
+    return [_Block(places, [strategies[place] for place in places]) for places in places_of_block.values()]
 
 
 def _differences(left: _Block, right: _Block) -> np.ndarray:
     """Return the (a, b) comparisons of two blocks, with the dtype DIFFERENCE."""
-    a, b = left.first, right.first
-    seeds = sorted(set(a.means) & set(b.means))
+    seeds = sorted(set(left.example.means) & set(right.example.means))
     result = np.full((len(left.strategies), len(right.strategies)), np.nan, DIFFERENCE)
     result["n_seeds"] = len(seeds)
     if not seeds:
         return result
-    first = np.array([[strategy.means[seed] for seed in seeds] for strategy in left.strategies])
-    second = np.array([[strategy.means[seed] for seed in seeds] for strategy in right.strategies])
-    result["mean"] = np.array([(row - second).mean(axis=1) for row in first])
+    left_means = np.array([[strategy.means[seed] for seed in seeds] for strategy in left.strategies])
+    right_means = np.array([[strategy.means[seed] for seed in seeds] for strategy in right.strategies])
+    result["mean"] = np.array([(row - right_means).mean(axis=1) for row in left_means])
     if len(seeds) > 1:
-        result["between"] = np.array([(row - second).var(axis=1, ddof=1) for row in first]) / len(seeds)
-    has_hits = all(seed in a.hits and seed in b.hits for seed in seeds)
-    if has_hits and all(a.hits[seed][0] == b.hits[seed][0] for seed in seeds):
+        result["between"] = np.array([(row - right_means).var(axis=1, ddof=1) for row in left_means]) / len(seeds)
+    if _have_same_items(left.example, right.example, seeds):
         _add_items(result, left, right, seeds)
     return result
+
+
+def _have_same_items(left: Results, right: Results, seeds: Sequence[int]) -> bool:
+    """Return whether two strategies have results of the same items for all of some seeds."""
+    for seed in seeds:
+        if seed not in left.hits or seed not in right.hits:
+            return False
+        left_name, _ = left.hits[seed]
+        right_name, _ = right.hits[seed]
+        if left_name != right_name:
+            return False
+    return True
 
 
 def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]) -> None:
     """Add the parts that items explain to the comparisons of two blocks with the same items.
 
-    `separate` takes the clusters of each seed for other clusters. `joint` adds up a cluster over all seeds that have
+    `separate` treats equal clusters of different seeds as different. `joint` adds up a cluster over all seeds that have
     it. Both are equal if no two seeds share a cluster.
     """
-    numbers = _numbers(left.first if right.first.clusters is None else right.first, seeds)
+    numbers = _cluster_numbers(left.example if right.example.clusters is None else right.example, seeds)
     separate = np.zeros(result.shape)
     squares = np.zeros(result.shape)
-    counts = np.zeros(result.shape)
+    totals = np.zeros(result.shape)
+    are_counts = not numbers
     n_clusters = 0
     for place, seed in enumerate(seeds):
-        items = numbers[place] if numbers else None
-        x = left.sums(seed, items)
-        y = right.sums(seed, items)
-        sizes = left.sizes(seed, items)
-        square = squared_differences(x, y)
+        of_seed = numbers[place] if numbers else None
+        left_sums = left.sums(seed, of_seed)
+        right_sums = right.sums(seed, of_seed)
+        cluster_sizes = left.cluster_sizes(seed, of_seed)
+        square = squared_differences(left_sums, right_sums)
+        separate += item_variance(left_sums, right_sums, cluster_sizes, square) / len(seeds) ** 2
         squares += square
-        counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
-        separate += item_variance(x, y, sizes, square) / len(seeds) ** 2
-        n_clusters += len(sizes)
+        totals += left_sums.sum(axis=1)[:, None] - right_sums.sum(axis=1)
+        are_counts = are_counts and left_sums.dtype != float and right_sums.dtype != float  # sums of booleans
+        n_clusters += len(cluster_sizes)
 
     result["separate"] = separate
     result["joint"] = separate
     result["clusters"] = n_clusters
-    result["sizes"] = max(len(left.first.hits[seed][1]) for seed in seeds)
+    result["n_items"] = max(len(left.example.hits[seed][1]) for seed in seeds)
     if numbers:
-        x, y, sizes = _over_seeds(left, right, seeds, numbers)
-        if len(sizes) < n_clusters:
-            result["joint"] = item_variance(x, y, sizes, squared_differences(x, y))
-            result["clusters"] = len(sizes)
+        _add_joint(result, left, right, seeds, numbers)
 
-    are_counts = x.dtype != float and y.dtype != float  # sums of booleans
-    if are_counts and not numbers:
-        result["p_items"] = mcnemar((squares + counts) / 2, (squares - counts) / 2)
+    if are_counts:
+        # Of booleans, the squares count the items that only one gets right, and the totals are their difference.
+        only_left = (squares + totals) / 2
+        only_right = (squares - totals) / 2
+        result["p_items"] = mcnemar(only_left, only_right)
     else:
         variance = result["joint"] if len(seeds) > 1 else _lone_variance(result)
         result["p_items"] = student(result["mean"], variance, result["clusters"] - 1)
+
+
+def _add_joint(
+    result: np.ndarray, left: _Block, right: _Block, seeds: Sequence[int], numbers: Sequence[np.ndarray]
+) -> None:
+    """Replace `joint`, and the number of clusters, if seeds share clusters.
+
+    Args:
+        result: the comparisons of the blocks, with the number of clusters of all seeds.
+        left, right, seeds, numbers: see `_over_seeds`.
+    """
+    left_sums, right_sums, cluster_sizes = _over_seeds(left, right, seeds, numbers)
+    share_clusters = len(cluster_sizes) < result["clusters"].flat[0]
+    if share_clusters:
+        square = squared_differences(left_sums, right_sums)
+        result["joint"] = item_variance(left_sums, right_sums, cluster_sizes, square)
+        result["clusters"] = len(cluster_sizes)
 
 
 def _over_seeds(
@@ -343,25 +392,32 @@ def _over_seeds(
         seeds: the seeds.
         numbers: for each seed, the (I,) cluster numbers of its items.
     """
-    names = [clusters_of(items) for items in numbers]
-    clusters = np.unique(np.concatenate(names))
-    x = np.zeros((len(left.strategies), len(clusters)))
-    y = np.zeros((len(right.strategies), len(clusters)))
-    sizes = np.zeros(len(clusters))
-    for seed, items, of_seed in zip(seeds, numbers, names, strict=True):
-        columns = np.searchsorted(clusters, of_seed)
-        x[:, columns] += left.sums(seed, items)
-        y[:, columns] += right.sums(seed, items)
-        sizes[columns] += left.sizes(seed, items)
-    return x, y, sizes
+    clusters_of_seeds = [clusters_of(of_seed) for of_seed in numbers]
+    clusters = np.unique(np.concatenate(clusters_of_seeds))
+    left_sums = np.zeros((len(left.strategies), len(clusters)))
+    right_sums = np.zeros((len(right.strategies), len(clusters)))
+    cluster_sizes = np.zeros(len(clusters))
+    for seed, of_seed, clusters_of_seed in zip(seeds, numbers, clusters_of_seeds, strict=True):
+        columns = np.searchsorted(clusters, clusters_of_seed)
+        left_sums[:, columns] += left.sums(seed, of_seed)
+        right_sums[:, columns] += right.sums(seed, of_seed)
+        cluster_sizes[columns] += left.cluster_sizes(seed, of_seed)
+    return left_sums, right_sums, cluster_sizes
 
 
-def _numbers(strategy: Results, seeds: Sequence[int]) -> list[np.ndarray]:
-    """Return for each seed the (I,) cluster numbers of its items; [] if each item of each seed is its own cluster."""
+def _cluster_numbers(strategy: Results, seeds: Sequence[int]) -> list[np.ndarray]:
+    """Return for each seed the (I,) cluster numbers of its items.
+
+    They are those of the strategy, if it has any. Otherwise, if all of several seeds have the same items, an item is a
+    cluster that all seeds share. Otherwise each item of each seed is its own cluster, and the list is empty.
+    """
     if strategy.clusters is not None:
-        return [strategy.clusters[s] for s in seeds]
-    if len(seeds) > 1 and len({strategy.hits[s][0] for s in seeds}) == 1:
-        return [np.arange(len(strategy.hits[seeds[0]][1]))] * len(seeds)
+        return [strategy.clusters[seed] for seed in seeds]
+    names = {strategy.hits[seed][0] for seed in seeds}
+    share_items = len(seeds) > 1 and len(names) == 1
+    if share_items:
+        _, hits = strategy.hits[seeds[0]]
+        return [np.arange(len(hits))] * len(seeds)
     return []
 
 
@@ -370,27 +426,35 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
 
     With `lone`, only one seed in all, they are from items.
     """
-    S, items = result["n_seeds"], result["clusters"] - 1
+    S = result["n_seeds"]
+    freedom_of_items = result["clusters"] - 1
     interaction, main = item_parts(result["separate"], result["joint"], S)
-    factor, freedom = overdispersion(result["between"], interaction, S, result["sizes"])
-    unpooled = np.isnan(factor)
-    seeds = np.where(unpooled, result["between"], factor * interaction), np.where(unpooled, S - 1.0, freedom)
-    variance, freedom = satterthwaite(seeds, optional(main, items))
-    p_seeds = student(result["mean"], variance, freedom)
+    factor, freedom_of_factor = overdispersion(result["between"], interaction, S, result["n_items"])
+    is_unpooled = np.isnan(factor)
+    seed_part = (
+        np.where(is_unpooled, result["between"], factor * interaction),
+        np.where(is_unpooled, S - 1.0, freedom_of_factor),
+    )
+    variance, freedom = satterthwaite(seed_part, optional(main, freedom_of_items))
+
     # Far in the tail Satterthwaite's approximation gives too small p-values for pairs that are not pooled.
-    p_seeds = np.where(unpooled, np.fmax(p_seeds, student(result["mean"], *seeds)), p_seeds)
-    half, least = student_half(variance, freedom), student_half(result["joint"], items)
+    p_seeds = student(result["mean"], variance, freedom)
+    p_seeds = np.where(is_unpooled, np.fmax(p_seeds, student(result["mean"], *seed_part)), p_seeds)
+
+    half_by_both = student_half(variance, freedom)
+    half_by_items = student_half(result["joint"], freedom_of_items)
     with np.errstate(invalid="ignore"):
-        by_items = np.isnan(half) | (least > half)
-    single = np.full_like(half, np.nan)
+        by_items = np.isnan(half_by_both) | (half_by_items > half_by_both)
+    half_of_single = np.full_like(half_by_both, np.nan)
     if lone:
-        single = student_half(_lone_variance(result), items)
-        np.fill_diagonal(single, np.where(np.isnan(np.diag(single)), np.nan, 0.0))  # each minus itself
+        half_of_single = student_half(_lone_variance(result), freedom_of_items)
+        of_itself = np.where(np.isnan(np.diag(half_of_single)), np.nan, 0.0)
+        np.fill_diagonal(half_of_single, of_itself)  # the difference of a strategy to itself is exactly 0
     return Pairs(
         mean=result["mean"],
-        half=np.where(S > 1, np.fmax(half, least), single),
+        half=np.where(S > 1, np.fmax(half_by_both, half_by_items), half_of_single),
         error=np.sqrt(np.where(by_items, result["joint"], variance)),
-        freedom=np.where(by_items, items, freedom),
+        freedom=np.where(by_items, freedom_of_items, freedom),
         overdispersion=factor,
         p_items=result["p_items"],
         p_seeds=p_seeds,
@@ -402,8 +466,9 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
 def _lone_variance(result: np.ndarray) -> np.ndarray:
     """Return the (a, b) variances of differences on one network over resampled clusters of items.
 
-    Half a cluster is added to each side (Agresti and Min 2005, "Simple improved confidence intervals for comparing
-    matched proportions"), because with few differing items the variance alone is too small.
+    Half an item, or half a cluster, is counted as won by each strategy (Agresti and Min 2005, "Simple improved
+    confidence intervals for comparing matched proportions"), because with few differing items the variance alone is too
+    small.
     """
     return np.asarray(result["joint"] + 1 / result["clusters"] ** 2)
 
@@ -426,12 +491,16 @@ def _half(result: np.ndarray, lone: bool) -> np.ndarray:
     (Owen 2007), and never narrower than Student's for seeds or items alone. NaN for a single seed, unless it is `lone`;
     then Student's for items.
     """
-    S, clusters, between = result["n_seeds"], result["clusters"] - 1, result["between"]
-    items = student_half(result["joint"], clusters)
+    S = result["n_seeds"]
+    freedom_of_items = result["clusters"] - 1
+    seed_part = result["between"], S - 1
     _, main = item_parts(result["separate"], result["joint"], S)
-    total = student_half(*satterthwaite((between, S - 1), optional(main, clusters)))
-    seeds = student_half(between, S - 1)
-    return np.where(S > 1, np.fmax(np.fmax(total, seeds), items), items if lone else np.nan)[:, 0]
+    half_by_both = student_half(*satterthwaite(seed_part, optional(main, freedom_of_items)))
+    half_by_seeds = student_half(*seed_part)
+    half_by_items = student_half(result["joint"], freedom_of_items)
+    widest = np.fmax(np.fmax(half_by_both, half_by_seeds), half_by_items)
+    half_of_single = half_by_items if lone else np.nan
+    return np.where(S > 1, widest, half_of_single)[:, 0]
 
 
 def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
@@ -441,12 +510,14 @@ def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
     they are Wilson's. NaN for a single seed otherwise.
     """
     half = _half(result, lone)
-    mean, variance = result["mean"][:, 0], result["joint"][:, 0]
+    mean = result["mean"][:, 0]
+    variance = result["joint"][:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         effective = np.where(variance > 0, mean * (1 - mean) / variance, result["clusters"][:, 0])
     low, high = wilson(mean, effective)
-    alone = lone & (result["n_seeds"][:, 0] == 1)
-    low, high = np.where(alone, low, np.fmin(mean - half, low)), np.where(alone, high, np.fmax(mean + half, high))
+    is_single = lone & (result["n_seeds"][:, 0] == 1)
+    low = np.where(is_single, low, np.fmin(mean - half, low))
+    high = np.where(is_single, high, np.fmax(mean + half, high))
     ends = np.stack([low, high], axis=1)
     return np.where(np.isnan(half)[:, None], np.nan, ends)
 
@@ -454,7 +525,7 @@ def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
 def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
     """Return whether rows are significantly better or worse than their references, or neither.
 
-    All marks of a board are correct with a probability of 95 %.
+    With a probability of 95 %, no mark is a false positive.
 
     Args:
         pairs: the comparisons of all rows.
@@ -477,6 +548,7 @@ def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> n
 
     If a variance is unknown, two differences count as independent, which makes marks more conservative.
     """
+    # Cov(a - b, c - d) = (Var(a - d) + Var(b - c) - Var(a - c) - Var(b - d)) / 2
     cross = variance[np.ix_(rows, others)]
     covariance = (cross + cross.T - variance[np.ix_(rows, rows)] - variance[np.ix_(others, others)]) / 2
     scale = np.sqrt(np.diag(covariance))
@@ -500,12 +572,21 @@ def critical_p(correlations: np.ndarray, freedom: np.ndarray) -> float:
     rng, J = np.random.default_rng(0), len(correlations)
     normal = rng.standard_normal((DRAWS, J)) @ np.linalg.cholesky(correlations).T
     ratios = np.abs(normal) / np.sqrt(rng.chisquare(freedom, (DRAWS, J)) / freedom)
-    low, high, beyond = 0.0, 1 - LEVEL, 0
-    for _ in range(30):  # each step only tests the draws that the previous steps did not decide
+
+    # Bisection. A draw that is significant at `low` is so for every larger p, and a draw that is not significant at
+    # `high` is not so for any smaller p. So each step tests only the draws that these two do not decide.
+    low, high = 0.0, 1 - LEVEL
+    n_significant = 0  # draws that are significant at `low`
+    undecided = ratios
+    for _ in range(30):
         middle = (low + high) / 2
-        past = (ratios > stdtrit(freedom, 1 - middle / 2)).any(axis=1)
-        if (beyond + past.sum()) / DRAWS > 1 - LEVEL:
-            high, ratios = middle, ratios[past]
+        is_significant = (undecided > stdtrit(freedom, 1 - middle / 2)).any(axis=1)
+        n_at_middle = n_significant + is_significant.sum()
+        if n_at_middle / DRAWS > 1 - LEVEL:
+            high = middle
+            undecided = undecided[is_significant]
         else:
-            low, ratios, beyond = middle, ratios[~past], beyond + past.sum()
+            low = middle
+            n_significant = n_at_middle
+            undecided = undecided[~is_significant]
     return low

@@ -152,7 +152,7 @@ def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
     kept = ranking.curves.rows[1:]
     assert (kept["kept_accuracy_low"] < kept["kept_accuracy"]).all()
     assert (kept["kept_accuracy"] < kept["kept_accuracy_high"]).all()
-    assert ranking.every.dropna(subset="line")[["accuracy_low", "accuracy_high"]].notna().all(axis=None)
+    assert ranking.every.dropna(subset="curve")[["accuracy_low", "accuracy_high"]].notna().all(axis=None)
 
 
 def test_networks_are_compared_network_by_network(of_three: Path) -> None:

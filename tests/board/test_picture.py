@@ -35,7 +35,7 @@ def board(
     kinds = {"oracle": "oracle", "random": "baseline", "random_inside": "baseline"}
 
     def point(name: str, asked: float, macs: float, less: float) -> dict[str, Any]:
-        return {"line": name, "strategy": name, "asked": asked, "macs_ratio": macs, "accuracy": 0.9 - less / 100,
+        return {"curve": name, "strategy": name, "asked": asked, "macs_ratio": macs, "accuracy": 0.9 - less / 100,
                 "accuracy_delta": -less / 100, "accuracy_delta_low": -less / 100 - 0.001,
                 "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_what_spends_more_than_a_budget_is_not_the_most_accurate_at_it() -> None
         *board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED_BY_DEFAULT)
     )
     rows, over = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED_BY_DEFAULT)
-    keep_rates = pd.DataFrame([{"line": None, "asked": math.nan, "macs_ratio": 0.5, "accuracy": 0.8}] * 2)
+    keep_rates = pd.DataFrame([{"curve": None, "asked": math.nan, "macs_ratio": 0.5, "accuracy": 0.8}] * 2)
     assert picture.main_strategies(pd.concat([rows, keep_rates]), over) == picture.main_strategies(rows, over)
 
 

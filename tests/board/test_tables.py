@@ -22,7 +22,7 @@ from sparsebench.errors import UserError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 
-COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
+COLUMNS, BY_TASK = keys_of(columns.ALWAYS_SHOWN), keys_of(columns.BY_TASK)
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ NOTES = ["broken on theory: 2 cells failed: it broke"]
 
 def render(rows: list[dict[str, Any]], form: str, notes: Sequence[str] = ()) -> str:
     """Return rows of a board in a format."""
-    shown = (*(columns.BY_TASK if rows and "task" in rows[0] else ()), *columns.COLUMNS)
+    shown = (*(columns.BY_TASK if rows and "task" in rows[0] else ()), *columns.ALWAYS_SHOWN)
     table = Table(rows, shown, explained=True)
     return write(Report([table], table, notes), form)
 
@@ -203,9 +203,8 @@ LABELS = [
 
 def test_a_frame_has_infinity_where_nothing_is_reached() -> None:
     """A frame has infinity where nothing is reached and columns of parameters budgets and ranks."""
-    table = frame(
-        pd.DataFrame(LABELS), [column._replace(interval=False) for column in columns.COLUMNS if column.key in LABELS[0]]
-    )
+    labels = [column for column in columns.ALWAYS_SHOWN if column.key in LABELS[0]]
+    table = frame(pd.DataFrame(LABELS), [column._replace(interval=False) for column in labels])
     numbers = table["sample_complexity"]
     assert numbers.dtype == float and numbers[0] == math.inf and math.isnan(numbers[2])
     assert table.sort_values("sample_complexity")["strategy"].iloc[0] == "far"
@@ -222,7 +221,7 @@ def test_every_column_of_a_published_board_is_described() -> None:
     assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30
     lowest = table[table["macs_at_2_at_most"]]
     assert set(lowest["strategy"]) == {"oracle"} and lowest["macs_at_2"].round(3).unique().tolist() == [0.406]
-    nothing = frame(pd.DataFrame([dict.fromkeys(COLUMNS)]), columns.COLUMNS)
-    numbers = [key for column in columns.COLUMNS if column.shown != "text" for key in column.keys]
+    nothing = frame(pd.DataFrame([dict.fromkeys(COLUMNS)]), columns.ALWAYS_SHOWN)
+    numbers = [key for column in columns.ALWAYS_SHOWN if column.shown != "text" for key in column.keys]
     assert all(pd.api.types.is_numeric_dtype(nothing[key]) for key in numbers)
     assert not table.isin(["yes", "no", "not reached"]).any(axis=None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import binomtest
 
-from sparsebench.board.columns import EVERY, keys_of
+from sparsebench.board.columns import ALL_COLUMNS, keys_of
 from sparsebench.measure import metrics
 from sparsebench.measure.metrics import (
     METRICS,
@@ -79,7 +79,7 @@ def test_metrics_of_groups_are_known_by_their_prefix() -> None:
 
 def test_columns_that_are_no_metrics_are_reserved() -> None:
     record = next(iter(store.read(GOLDEN).values())).model_copy(update={"metrics": {}})
-    names = {*keys_of(EVERY), *table_of([(record, 0)]).column_names, "checks_remark"}
+    names = {*keys_of(ALL_COLUMNS), *table_of([(record, 0)]).column_names, "checks_remark"}
     columns = {name for name in names if value_of(name) not in {kind.name for kind in METRICS}}
     for name in sorted(columns):
         with pytest.raises(ValidationError, match=f"'{name}' is the name of a column"):
