@@ -135,7 +135,7 @@ def _variant(
         fitted = _with_classes(fitted, model, places)
 
     contenders = _fitted_contenders(requested, fitted, model, suite, request, registry)
-    if any(budget.schedule == AUTO for _, _, budget, _ in contenders):
+    if any(contender.budget.schedule == AUTO for contender in contenders):
         fitted.check_schedule_images(places)
     first = None
     if training is not None and entry.training is not None:
@@ -172,9 +172,9 @@ def _fitted_contenders(
     """
     cost = closed_cost(task, model)
     suite_blocks = None if request.model else suite.budget.blocks
-    contenders: tuple[Contender, ...] = tuple(
-        (strategy, registered, fit_budget(budget, strategy, suite_blocks, cost), part)
-        for strategy, registered, budget, part in requested.contenders
+    contenders = tuple(
+        contender._replace(budget=fit_budget(contender.budget, contender.strategy, suite_blocks, cost))
+        for contender in requested.contenders
     )
     if requested.entry.track == "scratch" and task.trains and model.inputs == "images":
         _check_schedules(contenders, requested.entry, request)

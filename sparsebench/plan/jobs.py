@@ -143,13 +143,13 @@ class JobMaker:
         Nothing is yielded for a later repetition that must equal the first one: a test of given trained weights in
         which neither the task nor the strategy draws random numbers.
         """
-        strategy, registered, budget, part = contender
+        strategy, registered = contender.strategy, contender.registered
         task, model = variant.task, variant.model
         starts = self._starts(variant, repetition)
         cell = variant.cell.model_copy(
             update={
-                "strategy": part,
-                "budget": budget,
+                "strategy": contender.part,
+                "budget": contender.budget,
                 "n_train": n_train,
                 "repetition": repetition,
                 "where": _where(variant.cell, strategy),
