@@ -24,7 +24,7 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, ScheduleChoice, digest
 from sparsebench.runner.environment import RunEnvironment
-from sparsebench.runner.process import OnBegin
+from sparsebench.runner.process import OnProgress
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
 from sparsebench.strategy.spec import fill
@@ -48,16 +48,19 @@ class Context:
     Args:
         environment: the environment of the run, with the device of this process.
         alone: whether this is a worker process: Ctrl-C does not reach it, so a KeyboardInterrupt is a strategy's.
-        begin: called with each cell that begins, and every second with the share of its training that is done. If the
-            training may end early there is no share; if nothing is trained, it is the share of the test.
+        on_progress: called with each cell that begins, and every second with the share of its training that is done,
+            see `OnProgress`. If the training may end early there is no share; if nothing is trained, it is the share of
+            the test.
 
     Attributes:
         trusted: strategies, with task and model, that passed the check for leaks.
         fitted: results of `Strategy.fit`, by the hash of all that they depend on.
     """
 
-    def __init__(self, environment: RunEnvironment, alone: bool = False, begin: OnBegin = lambda cells, share: None):
-        self.environment, self.alone, self.begin = environment, alone, begin
+    def __init__(
+        self, environment: RunEnvironment, alone: bool = False, on_progress: OnProgress = lambda cells, share: None
+    ):
+        self.environment, self.alone, self.on_progress = environment, alone, on_progress
         self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
         self._draw = ""
         self._data: Data | None = None

@@ -107,7 +107,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
     """
     device, exclusive = context.environment.device, context.environment.execution.exclusive
     # The callback restarts the clock of the time limit, so waiting does not count.
-    with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
+    with turn(device, lambda: context.on_progress((), 0.0)) if exclusive else nullcontext():
         several = len(jobs) > 1 and device != "cpu"
         together = _train_together(jobs, registry, context) if several else {}
         for job in jobs:
@@ -121,7 +121,7 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
     cells: dict[str, Prepared] = {}
     by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
     for job in jobs:
-        context.begin([job.cell.id], 0.0)
+        context.on_progress([job.cell.id], 0.0)
         with suppress(Exception, SystemExit):  # the job is then tried alone, and its record has the error
             _seed(job, device)
             cell = prepare(job, registry, context)
@@ -130,7 +130,7 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
                 training = Training(cell.network, cell.in_training, cell.train, cell.recipe, cell.order)
                 cells[job.cell.id] = cell
                 by_trainer[trainer].append((job.cell.id, training))
-    context.begin(list(cells), 0.0)
+    context.on_progress(list(cells), 0.0)
     outcomes = dict[str, dict[str, float] | DivergedError]()
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
@@ -147,7 +147,7 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
 
 def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
     """Return the record of one job, whose cell may already be trained."""
-    context.begin([job.cell.id], 0.0)
+    context.on_progress([job.cell.id], 0.0)
     cell, outcome, seconds_before = trained or (None, None, 0.0)
     started = datetime.now(UTC).isoformat()
     clock = time.perf_counter() - seconds_before
@@ -279,7 +279,7 @@ def _reports(
         if first is not None:
             first(done)
         if total and done and time.monotonic() >= due:
-            context.begin([job.cell.id], done / total)
+            context.on_progress([job.cell.id], done / total)
             due = time.monotonic() + REPORT_INTERVAL
 
     return report
@@ -570,7 +570,7 @@ def _add_timing(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Make torch deterministic in this context: one thread, no TF32, deterministic kernels where they exist."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     memory: Any = torch.utils.deterministic
@@ -599,15 +599,15 @@ def main(line: Line) -> None:
     environment: RunEnvironment = line.recv()
     registry, timeout = Registry(), environment.execution.limits()[0]
 
-    def begin(cells: Sequence[str], share: float) -> None:
-        if not share:
+    def on_progress(cells: Sequence[str], share: float) -> None:
+        if share == 0:
             forget_peak()
-        if not share and timeout:  # shortly before the time limit, even if a thread holds the GIL
-            faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
+            if timeout:  # shortly before the time limit, even if a thread holds the GIL
+                faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
         line.say(Message(at=tuple(cells), share=share))
 
-    context = Context(environment, True, begin)
-    with one_thread(), warnings.catch_warnings():
+    context = Context(environment, alone=True, on_progress=on_progress)
+    with deterministic(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         machine()  # cached now, before third-party code can change it
         line.say(Message())
