@@ -137,8 +137,7 @@ class TokenSchedule:
         - The keep rate of the budget.
         - For a share of the MACs: the rate with the closest MACs, found by bisection. If every block removes tokens, it
           is no share of the tokens: for few MACs it may request more removals than there are tokens.
-        - None for amounts per block and counts: `counts`, `at` and `steps` then take the counts from the budget, block by
-          block.
+        - None for amounts per block and counts: `counts` and `at` then take the counts from the budget, block by block.
         """
         target = self.budget.macs
         if target is None:
