@@ -87,7 +87,7 @@ def variants_of_task(
     entry, training_entry = requested.entry, requested.entry.training
     training_params = {} if training_entry is None else training_entry.params
     for params, pictures in product(combinations(entry.params, entry.sweep), located.sets(requested.cls)):
-        # The task is as in the training of its networks, except for what the suite and the request vary.
+        # The task is as in the training of its networks, except for what the suite's entry and the request vary.
         varied = {**params, **requested.changes}
         task = _task(entry.name, {**training_params, **varied, **pictures}, registry)
         if not entry.tests_weights:  # otherwise its sizes may follow from the model
@@ -374,7 +374,7 @@ def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> 
     precision: Precision = entry.gpu_precision if request.on_gpu and tests else "float32"
     if request.precision != "auto":
         precision = request.precision
-        # A model of precision float32, the default, is tested in the requested precision. Another one was chosen.
+        # Models have float32 by default. Another precision was chosen with the model, and must be the requested one.
         of_model = getattr(model, "precision", "float32")
         if tests and of_model not in ("float32", precision):
             raise UserError(

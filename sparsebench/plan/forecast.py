@@ -114,7 +114,7 @@ class Forecast:
     def seconds(self, job: Job) -> float | None:
         """Return the expected seconds of a cell on one worker, or None before any speed is known."""
         prior = self._prior.get(job.cell.id)
-        kinds = [job.alike]
+        kinds: list[Kind] = [job.alike]
         if prior is None:  # a prior is better than the speed of other kinds of jobs
             kinds.append(ALL_KINDS)
         for kind in kinds:
