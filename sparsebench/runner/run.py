@@ -147,13 +147,13 @@ def carry_out(
     if pictures:
         decode(pictures)
     with ExitStack() as connections:
-        engine, workers = _engine_of(plan, execution, registry, engine, connections)
+        chosen_engine, workers = _engine_of(plan, execution, registry, engine, connections)
         callbacks.on_plan(plan, workers)
         for kind, value in descriptions(plan, registry):
             opened.keep(kind, value)
         _remove_old_checkpoints(plan, execution, out)
         if plan.todo:
-            _collect(plan, engine, environment, workers, opened, callbacks, observers)
+            _collect(plan, chosen_engine, environment, workers, opened, callbacks, observers)
         else:
             progress.clear(opened)
     opened.refresh()
