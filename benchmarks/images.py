@@ -27,7 +27,7 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT, small_vit
 from sparsebench.models.timm_models import create_vit
 from sparsebench.models.vits import Vit
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
@@ -292,7 +292,7 @@ def resident(what: str) -> float:
 
 def peak(name: str, kind: str) -> tuple[float, float]:
     """Return the peak MiB of this process in two training steps, and its MiB before them."""
-    with one_thread():
+    with deterministic():
         net = network(name, "cpu")
         actor = {"dense": None, "keep 0.7": topk(net, 0.7), "oracle": oracle(net)}[kind.removesuffix(AGAIN)]
         run, before = step(net, actor, samples(net, SIZES["cpu"][name])), resident("VmRSS")
@@ -329,7 +329,7 @@ def main() -> None:
     tables: list[Callable[[], str]] = [partial(part, args.device, args.rounds) for part in NETWORKS]
     if args.device == "cpu":
         tables += [partial(composites, 20_000, 5), partial(augmentation, 10_000, 5), partial(growth, 2), memory]
-    with one_thread():
+    with deterministic():
         for one in tables:
             name = getattr(one, "func", one).__name__
             if not args.only or name in args.only:

@@ -30,7 +30,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, prepare
 from sparsebench.runner.run import plan_of
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.strategy.budget import AUTO, Budget
 from sparsebench.training.evaluation import evaluate
 
@@ -45,7 +45,7 @@ def measure(request: Request, files: Files, out: Path) -> None:
     jobs = [job for job in plan.jobs if job.requested and job.cell.budget.schedule == AUTO]
     done = {line["cell"] for line in lines_of(out)}
     context = Context(RunEnvironment(Path(folder), "cpu", plan.locations, execution))
-    with one_thread():
+    with deterministic():
         for job in sorted(jobs, key=lambda job: job.cell.repetition):
             if job.cell.id in done:
                 continue

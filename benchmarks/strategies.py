@@ -23,7 +23,7 @@ from sparsebench.models import attention
 from sparsebench.models.actor import Actor
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill, parse
@@ -172,7 +172,7 @@ def main() -> None:
         "others": partial(speed_up, OTHERS, "others"),
         "scoring": scoring,
     }
-    with one_thread():
+    with deterministic():
         for name, one in timed.items():
             if not args.only or name in args.only:
                 print(one(args.device, args.rounds), end="\n\n", flush=True)

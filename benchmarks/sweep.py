@@ -86,11 +86,11 @@ def overhead(number: int) -> str:
 def bare(number: int) -> tuple[int, str, str]:
     """Run trivial cells without engine and store; return their number and the median of their CPU milliseconds."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cells
+    from sparsebench.runner.run_cell import deterministic, run_cells
 
     jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
     registry, used = Registry(), list[float]()
-    with tempfile.TemporaryDirectory() as folder, one_thread():
+    with tempfile.TemporaryDirectory() as folder, deterministic():
         for job in jobs:
             start = time.process_time()
             list(run_cells([job], registry, Context(RunEnvironment(out=Path(folder), device="cpu"))))
@@ -185,7 +185,7 @@ KINDS = (
 def grouped(rounds: int) -> str:
     """Compare cells that reuse the data of the previous cell with cells that draw new data, in one process."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cells
+    from sparsebench.runner.run_cell import deterministic, run_cells
 
     rows: list[tuple[object, ...]] = []
     for name, task, n_train, seeds in KINDS:
@@ -194,7 +194,7 @@ def grouped(rounds: int) -> str:
         jobs.sort(key=lambda job: job.cell.draw)
 
         def run(anew: bool, jobs: list[Job] = jobs, registry: Registry = registry) -> None:
-            with tempfile.TemporaryDirectory() as folder, one_thread():
+            with tempfile.TemporaryDirectory() as folder, deterministic():
                 context = Context(RunEnvironment(out=Path(folder), device="cpu"))
                 for job in jobs:
                     if anew:
@@ -223,7 +223,7 @@ def lost_worker(number: int, steps: int) -> str:
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
         environment = RunEnvironment(out=Path(folder) / "out", device="cpu")
-        for record in cluster.records(Queue(jobs, begin=lambda cells, share: begun.update(cells)), environment):
+        for record in cluster.records(Queue(jobs, on_progress=lambda cells, share: begun.update(cells)), environment):
             found.append(record)
             if len(found) == number // 2:
                 os.kill(pids[0], signal.SIGKILL)

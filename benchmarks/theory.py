@@ -31,7 +31,7 @@ from sparsebench_theory.together import gradients_of, train_together
 from timing import Row, Run, ratio, table, turns
 
 from sparsebench.runner.devices import THREADS
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.tasks.base import Data, Recipe
 from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples, Steps
@@ -154,7 +154,7 @@ def trial(n: int, repetition: int = 0, *, stop: bool = True) -> int:
 
 def throughput(seconds: float) -> tuple[float, float]:
     """Repeat one trial for about `seconds`; return trials per wall second and per CPU second."""
-    with one_thread():
+    with deterministic():
         trial(B)
         start, used, number = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() < start + seconds:
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     rounds = args.rounds
-    with one_thread():
+    with deterministic():
         if args.device == "cuda":
             rows = [("many trials on CUDA", m, on_cuda(m)) for m in (M, 256)]
             print(table(["steps by", "m", "GFLOP per second"], rows))

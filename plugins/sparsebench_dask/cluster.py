@@ -135,7 +135,7 @@ class _Run:
         future = self.cluster.client.submit(answer, self.environment, jobs, __version__, pure=False, **resources)
         self.futures[future] = jobs
         self.coming.add(future)
-        self.queue.begin([job.cell.id for job in jobs], 0.0)
+        self.queue.on_progress([job.cell.id for job in jobs], 0.0)
 
     def records_of(self, future: Any, result: Any) -> list[tuple[Job, Record]]:
         """Return the jobs of a finished Dask task with their records.

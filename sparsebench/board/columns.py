@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.strategy.budget import SHARED
+from sparsebench.strategy.budget import ANY_SITE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -445,7 +445,7 @@ def _add_parts(table: pd.DataFrame, attrs: dict[str, str], rows: pd.DataFrame) -
     params = [json.loads(text) if isinstance(text, str) else {} for text in parts["strategy_params"]]
     amounts: list[dict[str, float]] = []
     for name, value in zip(parts["budget_amount"], parts["budget_value"], strict=True):
-        amounts.append({name: float(value)} if name in SHARED else {})
+        amounts.append({name: float(value)} if name in ANY_SITE else {})
     for owner, values_of_rows in (("strategy", params), ("budget", amounts)):
         for name in sorted({name for values in values_of_rows for name in values}):
             table[f"{owner}.{name}"] = [values.get(name) for values in values_of_rows]

@@ -26,7 +26,7 @@ from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy, complaint
-from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARES, Budget
+from sparsebench.strategy.budget import AMOUNTS, AUTO, FRACTIONS, FULL, Budget
 from sparsebench.strategy.spec import fill, parse, words_of
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
@@ -295,7 +295,7 @@ def _check_model(model: Any) -> None:
 
 def _check_shares(options: dict[str, Any]) -> None:
     """Raise UserError if a share of a budget is a text."""
-    for key in SHARES:
+    for key in FRACTIONS:
         value = options.get(key)
         if isinstance(value, str):
             raise UserError(f"{key} must be a number", got=repr(value), allowed="(0, 1]")

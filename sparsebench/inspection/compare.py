@@ -24,7 +24,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, canonical
 from sparsebench.runner.prepare import Prepared, fit_on, strategy_of, wants_images
-from sparsebench.runner.run_cell import failure_of, one_thread
+from sparsebench.runner.run_cell import deterministic, failure_of
 from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy
@@ -94,7 +94,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     failure = store.read(trainer.out)[job.cell.id].failure
     if failure is not None:
         raise UserError(f"the network without a strategy has no result: {failure.reason}")
-    with one_thread():
+    with deterministic():
         cell = load_cell(job, registry, context)
         shape = len(cell.test.labels), cell.network.cost.tokens
         stages = _stages([_choices(*side, cell) for side in sides], shape)

@@ -28,7 +28,7 @@ from sparsebench.runner.devices import first_of
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
 from sparsebench.runner.progress import SILENT, Callbacks
-from sparsebench.runner.run_cell import failure_of, one_thread
+from sparsebench.runner.run_cell import deterministic, failure_of
 from sparsebench.stats import style
 from sparsebench.strategy.budget import AUTO, FULL
 from sparsebench.strategy.plans import Keep, Merge
@@ -419,7 +419,7 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     plan = trainer.plan(request, registry, pictures=True)
     context = trainer.train(plan, registry)
     records, outcomes, first = store.read(trainer.out), list[Shown](), None
-    with one_thread():
+    with deterministic():
         for job in (job for job in plan.jobs if job.requested):
             failure = records[job.cell.id].failure
             if failure is None:

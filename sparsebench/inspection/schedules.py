@@ -21,7 +21,7 @@ from sparsebench.records.record import ScheduleCandidate
 from sparsebench.runner import devices
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context, Prepared, prepare
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
 from sparsebench.strategy.spec import words_of
@@ -86,7 +86,7 @@ def compare_schedules(words: str, shares: tuple[float, ...], request: Request, t
     if not strategy.budgeted:
         raise UserError(f"'{strategy.name}' has no budget, so it has no schedules")
     cell, context = _network(request, trainer, registry)
-    with one_thread():
+    with deterministic():
         samples, rows, source = _images(cell, context)
         return [_at_budget(words, strategy, share, cell, samples, rows, source) for share in shares]
 

@@ -32,7 +32,7 @@ from sparsebench.records.record import Cell
 from sparsebench.records.table import setting_text
 from sparsebench.runner.prepare import strategy_of
 from sparsebench.runner.process import peak
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
@@ -346,7 +346,7 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Forecast,
             return seconds
         return float(seconds * actor.spent(tuple(actor.keep.values())))
 
-    with one_thread():
+    with deterministic():
         expected = Forecast(plan.whole, plan.summaries.values(), prior)
     return expected, peak()
 

@@ -52,7 +52,8 @@ class TokenSchedule:
         blocks: the blocks in which the strategy acts.
 
     Raises:
-        UnsupportedError: there are counts for several blocks, but the network has one block or fewer tokens.
+        UnsupportedError: the network has one block, and there are counts for several blocks, or for more tokens than it
+            has.
         UserError: the network does not have these blocks, or the counts do not fit blocks, tokens or strategy.
     """
 
@@ -109,7 +110,10 @@ class TokenSchedule:
             return
         if counts[0] > tokens:
             error = UserError("token counts (counts)", got=counts[0], allowed=f"{tokens} at most, the model's patches")
-            raise error if self.cost.depth > 1 else UnsupportedError(str(error))
+            if self.cost.depth == 1:
+                # Such counts are for a deep network. The cell is not possible here, and the other cells run.
+                raise UnsupportedError(str(error))
+            raise error
         for before, after in pairwise((tokens, *counts)):
             removable = math.floor(self.traits.most * before + TINY)
             if before - after > removable:
@@ -126,10 +130,14 @@ class TokenSchedule:
 
     @cached_property
     def rate(self) -> float | None:
-        """The keep rate of the budget, or the one with the closest MACs; None for amounts per block and counts.
+        """One number from which the counts of all blocks follow, see `counts_for_rate`.
 
-        A share of the MACs is found by bisection. One keep rate gives the counts of all blocks. If every block removes
-        tokens, the rate for few MACs may be so small that it requests more removals than there are tokens.
+        It is one of three:
+
+        - The keep rate of the budget.
+        - For a share of the MACs: the rate with the closest MACs, found by bisection. If every block removes tokens, it
+          is no share of the tokens: for few MACs it may request more removals than there are tokens.
+        - None for amounts per block and counts: `counts` and `at` then take the counts from the budget, block by block.
         """
         target = self.budget.macs
         if target is None:
@@ -143,7 +151,7 @@ class TokenSchedule:
             return self.cost.macs(self.cost.steps(self._counted_traits, self.blocks, counts)) / dense
 
         def share_at(rate: float) -> float:
-            return share(self.counts_at(rate))
+            return share(self.counts_for_rate(rate))
 
         low, high = 1e-6, 1.0
         for _ in range(HALVINGS):
@@ -152,15 +160,15 @@ class TokenSchedule:
                 low = middle
             else:
                 high = middle
+        # 1.0: to keep all tokens may be closest, as the products of a strategy can cost more than a few removals save.
         return min((low, high, 1.0), key=lambda rate: abs(share_at(rate) - target))
 
     @cached_property
     def _counted_traits(self) -> Traits:
         """The traits for planning: without the strategy's own products if they cost all that is saved.
 
-        If even the fewest tokens cost as much as the dense network, the closest to any share of the MACs would be to
-        keep all tokens. Then own products do not count for the budget, but for the realised MACs; a board shows the
-        difference.
+        This is so if even the fewest tokens cost as much as the dense network. Otherwise the search would keep all
+        tokens. Own products then do not count for the budget, but for the realised MACs; a board shows the difference.
         """
         if self.budget.macs is None:
             return self.traits
@@ -169,24 +177,29 @@ class TokenSchedule:
         saves = self.cost.macs(steps) < self.cost.macs(self.cost.dense())
         return self.traits if saves else self.traits._replace(own_macs=lambda place: 0.0)
 
-    def counts_at(self, rate: float) -> tuple[int, ...]:
-        """Return the token count after each block at a keep rate."""
+    def counts_for_rate(self, rate: float) -> tuple[int, ...]:
+        """Return the token count after each block for a rate, see `rate`."""
         budget, tokens = self.budget, self.cost.tokens
+        gamma = budget.gamma if self.kind == "late" else 0.0
+        is_bisected = budget.macs is not None
         if self.staged:
             counts = counts_at(rate, budget.convention, tokens, len(self.blocks), self.traits.fuses)
-        else:
-            # For small budgets, more removals are requested than there are tokens; the last blocks then have one token.
-            removed = (1 - rate if budget.macs is None else 1 / rate - 1) * tokens
-            gamma = budget.gamma if self.kind == "late" else 0.0
+        elif is_bisected:
+            # Rates in (0, 1] request any number of removals. For small budgets this is more than there are tokens; the
+            # last blocks then have one token.
+            removed = (1 / rate - 1) * tokens
             counts = spread(removed, tokens, self.blocks, self.cost.depth, gamma)
-        # A keep rate has the meaning of published methods. A share of the MACs is found by bisection, so the MACs must
-        # increase with the rate. They would not if tokens that one stage cannot remove stayed for good.
-        return cap_counts(counts, tokens, self.traits.most, later=budget.macs is not None)
+        else:  # the rate is the share of the tokens that stays after the last block
+            removed = (1 - rate) * tokens
+            counts = spread(removed, tokens, self.blocks, self.cost.depth, gamma)
+        # A keep rate has the meaning of published methods. In a bisection the MACs must increase with the rate. They
+        # would not if tokens that one stage cannot remove stayed for good.
+        return cap_counts(counts, tokens, self.traits.most, later=is_bisected)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """The token count after each block."""
-        return self._amounts() if self.rate is None else self.counts_at(self.rate)
+        return self._amounts() if self.rate is None else self.counts_for_rate(self.rate)
 
     def _amounts(self) -> tuple[int, ...]:
         """Return the counts of a budget with an amount per block.
@@ -201,7 +214,7 @@ class TokenSchedule:
         return tuple(counts[1:])
 
     def _amount(self, place: int, tokens: int) -> int:
-        """Return how many of `tokens` tokens leave in the block number `place` in which the strategy acts."""
+        """Return how many of `tokens` tokens leave in an acting block. `place` counts acting blocks from 0."""
         budget = self.budget
         if budget.counts is not None:
             return tokens - min(tokens, budget.counts[place])
@@ -217,13 +230,15 @@ class TokenSchedule:
         tokens, rate = self.cost.tokens, self.rate
         if rate is None:
             counts = tuple(tokens - math.floor((tokens - count) * ramp) for count in self.counts)
-        else:
-            rate = rate if ramp == 1 else 1 - (1 - rate) * ramp
-            counts = self.counts_at(rate)
-        if rate is None or self.kind != "stages":
             shares = [count / tokens for count in counts]
         else:
-            shares = [rate**stage for stage in range(1, len(counts) + 1)]
+            if ramp != 1:  # exactly the budget's rate at the end, without rounding
+                rate = 1 - (1 - rate) * ramp
+            counts = self.counts_for_rate(rate)
+            if self.kind == "stages":
+                shares = [rate**stage for stage in range(1, len(counts) + 1)]
+            else:
+                shares = [count / tokens for count in counts]
         keep = dict(zip(self.blocks, counts, strict=True))
         return BlockCounts(keep, dict(zip(self.blocks, shares, strict=True)), self._scaled(rate))
 
@@ -232,6 +247,8 @@ class TokenSchedule:
         adds_fused = self.traits.fuses and self.budget.convention == "compound-ceil"
         if rate is None or self.kind != "stages" or not adds_fused:
             return frozenset()
+        # Of K tokens, ceil(r K) and one fused token stay. If these are K tokens again, one token was fused alone. If
+        # ceil(r K) is K, none was fused.
         tokens = self.cost.tokens
         counts = counts_at(rate, self.budget.convention, tokens, len(self.blocks), fuses=True)
         pairs = pairwise((tokens, *counts))
@@ -300,9 +317,9 @@ class Candidate(NamedTuple):
 def candidates(budget: Budget, traits: Traits, cost: CostModel) -> list[Candidate]:
     """Return the schedules that a strategy may have at a share of the MACs, the strategy's default first.
 
-    They are the default, three stages and a single removal, which begin in an early block, every block, and late. These
-    did best, or are usual, see benchmarks/RESULTS.md. Their MACs differ from the budget by `NEAR` at most. If no
-    schedule is that close, the closest is the only candidate. Of schedules with the same counts the first stays.
+    The candidates are: default; three stages from an early block; one early removal; every block; late. These did best,
+    or are usual, see benchmarks/RESULTS.md. Their MACs differ from the budget by `NEAR` at most. If no schedule is that
+    close, the closest is the only candidate. Of schedules with the same counts the first stays.
 
     Args:
         budget: the budget, with schedule=auto.
@@ -343,6 +360,9 @@ def _forms(default: TokenSchedule, first: int, last: int) -> list[tuple[str, Sch
     def stages_from(block: int) -> tuple[int, ...]:
         return tuple(block + round(depth * stage / 4) for stage in range(3))
 
+    # Of candidates that are not clearly different the first is chosen, see `training.schedules.choose`. So the default
+    # comes first: a strategy keeps its usual schedule unless another one is clearly closer. Of the others, those in
+    # stages come before those in all blocks; the order is fixed, so that equal cells choose equally.
     return [
         ("default", default.kind, usual),
         ("stages from block 1", "stages", stages_from(1)),
@@ -419,6 +439,8 @@ def counts_at(rate: float, convention: Convention, tokens: int, number: int, fus
 def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
     """Return the token counts after each block. Removals add up to `removed`, in proportion to ((l + 1) / depth)^gamma.
 
+    Here l is the number of a block, from 0.
+
     >>> spread(120, 196, blocks=(3, 6, 9), depth=12, gamma=0.0)
     (156, 116, 76)
     """
@@ -433,8 +455,8 @@ def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma
 def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
     """Return the counts if at most the share `most` of the tokens can be removed at once.
 
-    Each stage removes the requested number of tokens, or as many as possible. With `later`, the remaining ones are
-    removed in the next stages in which this is possible; otherwise they stay.
+    Each stage removes the requested number of tokens, or as many as possible, as ToMe does (Bolya et al. 2023). With
+    `later`, the remaining ones are removed in the next stages in which this is possible; otherwise they stay.
     """
     capped = [tokens]
     for before, after in pairwise([tokens, *counts]):

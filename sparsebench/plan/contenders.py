@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
@@ -16,7 +16,7 @@ from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Part
 from sparsebench.strategy.base import Strategy, Traits
-from sparsebench.strategy.budget import AMOUNTS, AUTO, FULL, SHARED, Budget
+from sparsebench.strategy.budget import AMOUNTS, ANY_SITE, AUTO, FULL, Budget
 from sparsebench.strategy.spec import Spec, fill, parse
 from sparsebench.tasks.base import Task
 
@@ -117,7 +117,7 @@ def fit_budget(
 def _check_schedule_of(budget: Budget, strategy: Strategy) -> None:
     """Raise UserError if a budget states a schedule, or a part of one, that the strategy cannot have."""
     states_places = bool(budget.schedule or budget.blocks)
-    is_share = any(getattr(budget, key) for key in SHARED)
+    is_share = any(getattr(budget, key) for key in ANY_SITE)
     if strategy.site == "input" and (states_places or not is_share):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once",
@@ -158,8 +158,22 @@ def _with_blocks_of_suite(
 
 ALL = "all"
 """Stands for all installed strategies; see `testable` for tasks that train nothing."""
-Contender = tuple[Strategy, PluginClass, Budget, Part]
-"""A strategy with its registration, its budget and its part of cells, which is built once, as many cells share it."""
+
+
+class Contender(NamedTuple):
+    """A strategy at a budget.
+
+    Attributes:
+        strategy: the strategy with its parameters.
+        registered: its class as registered.
+        budget: the budget.
+        part: the strategy as a part of cells, which is built once, as many cells share it.
+    """
+
+    strategy: Strategy
+    registered: PluginClass
+    budget: Budget
+    part: Part
 
 
 def draws_random(entry: PluginClass) -> bool:
@@ -175,20 +189,28 @@ def contenders_of(
     A plugin with its own budgets is run at these. Baselines are run at all different amounts of MACs and keep rates
     that occur, with their own schedules. If a task has its own strategies, they replace the baselines.
     """
-    texts = () if request.alone else entry.strategies
-    specs = plugins + [parse(text) for text in texts or ()]
     usual = usual_budgets(suite, entry, request)
-    budgets = [budgets_of(spec, usual) for spec in specs]
-    shared = _budgets_of_baselines(budgets) or usual
-    baselines = [(Spec(name), shared) for name in suite.baselines] if texts is None else []
-    for spec, group in [*zip(specs, budgets, strict=True), *baselines]:
+    specs = list(plugins)
+    if entry.strategies is not None and not request.alone:
+        specs += map(parse, entry.strategies)
+    groups = [(spec, budgets_of(spec, usual)) for spec in specs]
+    runs_baselines = entry.strategies is None and not request.alone
+    if runs_baselines:
+        shared = _budgets_of_baselines([budgets for _, budgets in groups]) or usual
+        groups += [(Spec(name), shared) for name in suite.baselines]
+
+    for spec, budgets in groups:
         registered = registry.strategy(spec.name)
         for strategy in strategies_of(spec, registry):
             part = Part.of(strategy)
-            for budget in group if strategy.budgeted else [FULL]:
-                yield strategy, registered, budget, part
-                if budget in usual and budget.schedule == AUTO and has_published_schedule(registered.cls):
-                    yield strategy, registered, budget.model_copy(update={"schedule": None}), part
+            for budget in budgets if strategy.budgeted else [FULL]:
+                yield Contender(strategy, registered, budget, part)
+                is_open = budget in usual and budget.schedule == AUTO
+                if is_open and has_published_schedule(registered.cls):
+                    # The published schedule is a part of the method. So boards also show the method as published, and
+                    # not only at the schedule that is chosen here.
+                    published = budget.model_copy(update={"schedule": None})
+                    yield Contender(strategy, registered, published, part)
 
 
 def _budgets_of_baselines(groups: Sequence[Sequence[Budget]]) -> list[Budget]:
@@ -198,9 +220,11 @@ def _budgets_of_baselines(groups: Sequence[Sequence[Budget]]) -> list[Budget]:
     """
     budgets: dict[Budget, None] = {}
     for budget in itertools.chain(*groups):
-        if not any(getattr(budget, key) for key in SHARED):
+        if not any(getattr(budget, key) for key in ANY_SITE):
             continue
-        kept = {*SHARED, "convention"} | ({"schedule"} if budget.schedule == AUTO else set())
+        kept = {*ANY_SITE, "convention"}
+        if budget.schedule == AUTO:
+            kept.add("schedule")
         budgets[Budget(**budget.model_dump(include=kept, exclude_unset=True))] = None
     return list(budgets)
 
@@ -221,13 +245,15 @@ def testable(
     Strategies that only `ALL` names are left out if they are trained or fitted, are oracles, or need more MACs than the
     dense network at each of their budgets.
     """
-    texts = [text for text in request.plugins if parse(text).name != ALL]
-    if len(texts) == len(request.plugins):
+    others = [text for text in request.plugins if parse(text).name != ALL]
+    names_all = len(others) < len(request.plugins)
+    if not names_all:
         return tuple(contenders)
-    explicit = {*suite.baselines, *(spec.name for text in texts for spec in specs_of(text, registry))}
+    explicit = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
 
-    def can(strategy: Strategy, registered: PluginClass, budget: Budget, part: Part) -> bool:
-        if part.name in explicit:
+    def can(contender: Contender) -> bool:
+        strategy, budget = contender.strategy, contender.budget
+        if contender.part.name in explicit:
             return True
         if strategy.trained or strategy.trains_only or strategy.fits() or strategy.kind == "oracle":
             return False
@@ -237,8 +263,9 @@ def testable(
         steps = cost.steps(schedule.traits, schedule.blocks, schedule.counts)
         return cost.macs(steps) <= cost.macs(cost.dense())
 
-    names = {contender[3].name for contender in contenders if can(*contender)}
-    return tuple(contender for contender in contenders if contender[3].name in names)
+    # One budget that can be tested keeps a strategy with all its budgets.
+    names = {contender.part.name for contender in contenders if can(contender)}
+    return tuple(contender for contender in contenders if contender.part.name in names)
 
 
 def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budget]:
@@ -260,7 +287,10 @@ def specs_of(text: str, registry: Registry) -> list[Spec]:
     if not spec.name.endswith(".py"):
         return [spec]
     names = registry.load_file(Path(spec.name))
-    for key, (value, *_) in spec.params.items() if len(names) > 1 else ():
+    specs = [Spec(name, spec.params) for name in names]
+    if len(names) == 1:
+        return specs
+    for key, (value, *_) in spec.params.items():
         owners = [name for name in names if key in {*registry.strategy(name).cls.model_fields, *BUDGET_KEYS}]
         if owners and owners != names:
             raise UserError(
@@ -268,4 +298,4 @@ def specs_of(text: str, registry: Registry) -> list[Spec]:
                 got=f"'{text}'",
                 next_step=f"name the file, then the strategy: {spec.name} {owners[0]}:{key}={value}",
             )
-    return [Spec(name, spec.params) for name in names]
+    return specs

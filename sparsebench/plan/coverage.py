@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from sparsebench.plan.requested import RequestedTask
 from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part, Where, digest
-from sparsebench.strategy.budget import AMOUNTS, FULL
+from sparsebench.strategy.budget import FULL
 from sparsebench.tasks.sources.composites import LOCATED
 
 
@@ -35,15 +35,15 @@ class Question(NamedTuple):
     def of(cls, cell: Cell) -> Question:
         """Return the question that a cell answers."""
         about: list[Any] = []
-        if cell.n_train:
+        if cell.n_train:  # else nothing is trained, and users choose their own images and networks
             params = {key: value for key, value in cell.task.params.items() if key not in LOCATED}
-            about = [params, cell.model.model_dump(mode="json")]
-            if cell.precision != "float32":
-                about.append(cell.precision)
+            about = [params, cell.model.model_dump(mode="json"), cell.precision]
         setting = digest([cell.task.name, cell.n_train, cell.repetition, cell.track, *about])
+        # Only on the track scratch may a suite choose between "both" and "test". Otherwise the track or the strategy
+        # decides where it acts, and its cells answer "both".
         acts: Where = "test" if cell.where == "test" and cell.track == "scratch" else "both"
-        amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(cell.budget, key)) is not None)
-        return cls(setting, f"{acts} {amount}")
+        amount = cell.budget.amount
+        return cls(setting, f"{acts} {amount} {getattr(cell.budget, amount)}")
 
 
 def missing_cells(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
@@ -58,9 +58,7 @@ def missing_cells(suite: Suite, cells: Collection[Cell], registry: Registry, *, 
         return question.setting if any_budget else question
 
     answered = {key(cell) for cell in cells}
-    pictures = {
-        name: str(value) for cell in cells for name in LOCATED if cell.n_train and (value := cell.task.params.get(name))
-    }
+    pictures = _pictures_of(cells)
     request = Request()
     missing: list[str] = []
     for entry in suite.task:
@@ -76,6 +74,19 @@ def missing_cells(suite: Suite, cells: Collection[Cell], registry: Registry, *, 
     return missing
 
 
+def _pictures_of(cells: Iterable[Cell]) -> dict[str, str]:
+    """Return the parameters that name the pictures of trained networks, with the names."""
+    pictures: dict[str, str] = {}
+    for cell in cells:
+        if not cell.n_train:
+            continue
+        for parameter in LOCATED:
+            name = cell.task.params.get(parameter)
+            if name:
+                pictures[parameter] = str(name)
+    return pictures
+
+
 def _templates(suite: Suite, entry: SuiteTask, registry: Registry, pictures: Mapping[str, str]) -> list[Cell]:
     """Return a cell for each variant of an entry's task and model, with the pictures of these names."""
     if registry.task(entry.name).trains:
@@ -84,5 +95,6 @@ def _templates(suite: Suite, entry: SuiteTask, registry: Registry, pictures: Map
         located = Located(pictures={entry.name: [taken]})
         task = RequestedTask(entry, cls, changes={}, contenders=())
         return [variant.cell for variant in variants_of_task(task, suite, Request(), located, registry)]
+    # `Question` has no parameters of a task that trains nothing, and no model. So names suffice, and no file is needed.
     part = Part(name=entry.name)
     return [Cell(task=part, model=part, strategy=part, budget=FULL, n_train=0, repetition=0, where=entry.where)]

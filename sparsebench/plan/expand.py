@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -69,7 +69,7 @@ def jobs_of(variants: Sequence[Variant], registry: Registry) -> list[Job]:
 
 
 def _both(before: Job | None, job: Job) -> Job:
-    """Return the job of a cell that several contenders need: requested if one asks for it, with weights likewise."""
+    """Return the job of a cell that several contenders need. It is requested, or keeps weights, if either job does."""
     if before is None:
         return job
     flags = {
@@ -85,15 +85,18 @@ def variants_of_task(
 ) -> Iterator[Variant]:
     """Yield a requested task with each combination of its parameters, pictures and models."""
     entry, training_entry = requested.entry, requested.entry.training
-    trained = {} if training_entry is None else training_entry.params
+    training_params = {} if training_entry is None else training_entry.params
     for params, pictures in product(combinations(entry.params, entry.sweep), located.sets(requested.cls)):
+        # The task is as in the training of its networks, except for what the suite's entry and the request vary.
         varied = {**params, **requested.changes}
-        task = _task(entry.name, {**trained, **varied, **pictures}, registry)
+        task = _task(entry.name, {**training_params, **varied, **pictures}, registry)
         if not entry.tests_weights:  # otherwise its sizes may follow from the model
             task.check()
         task, files_of_task = task.locate()
         places = {**located.places, **files_of_task}
-        training = None if training_entry is None else _task(entry.name, {**trained, **pictures}, registry)
+        training = None
+        if training_entry is not None:
+            training = _task(entry.name, {**training_params, **pictures}, registry)
         for model in _models(task, training_entry or entry, request, located, registry):
             yield _variant(requested, task, model, training, varied, places, suite, request, registry)
 
@@ -124,6 +127,37 @@ def _variant(
     """
     entry = requested.entry
     model = bare.with_weights(places)
+    task = _fitted_task(task, model, entry, places)
+    where = _where(task, entry, request)
+    contenders = _fitted_contenders(requested, task, model, where, suite, request, registry)
+    if any(contender.budget.schedule == AUTO for contender in contenders):
+        task.check_schedule_images(places)
+    start = _start_of(entry, training, model)
+    _check_varied(task, entry, varied)
+    sizes = _sizes(task, entry, request)
+    precision = _precision(task, model, entry, request)
+    cell = dense_cell(task, model, 0, 0, registry).model_copy(
+        update={"where": where, "track": entry.track, "precision": precision}
+    )
+    return Variant(
+        task=task,
+        model=model,
+        places=places,
+        cell=cell,
+        contenders=contenders,
+        n_train=sizes,
+        seeds=request.seeds or entry.seeds or suite.seeds,
+        training=start,
+        keep_weights=suite.keep_weights or request.single,
+    )
+
+
+def _fitted_task(task: Task, model: Model, entry: SuiteTask, places: Mapping[str, Path]) -> Task:
+    """Return the task with the parameters that follow from the model.
+
+    Raises:
+        UserError: task and model do not fit.
+    """
     fitted = task.with_cut(model.cut())
     if entry.tests_weights:
         fitted = fitted.with_patch(model.patch_size())
@@ -133,64 +167,63 @@ def _variant(
         _check_head(fitted, model, places)
     if not task.trains:
         fitted = _with_classes(fitted, model, places)
+    return fitted
 
-    contenders = _fitted_contenders(requested, fitted, model, suite, request, registry)
-    if any(budget.schedule == AUTO for _, _, budget, _ in contenders):
-        fitted.check_schedule_images(places)
-    first = None
-    if training is not None and entry.training is not None:
-        training = training.with_cut(model.cut())
-        training.check()
-        first = training, entry.training.n_train[0]
-    _check_varied(task, entry, varied)
-    sizes = _sizes(task, entry, request)
-    where = _where(task, entry, request)
-    precision = _precision(task, model, entry, request)
-    cell = dense_cell(fitted, model, 0, 0, registry).model_copy(
-        update={"where": where, "track": entry.track, "precision": precision}
-    )
-    return Variant(
-        task=fitted,
-        model=model,
-        places=places,
-        cell=cell,
-        contenders=contenders,
-        n_train=sizes,
-        seeds=request.seeds or entry.seeds or suite.seeds,
-        training=first,
-        keep_weights=suite.keep_weights or request.single,
-    )
+
+def _start_of(entry: SuiteTask, training: Task | None, model: Model) -> tuple[Task, int] | None:
+    """Return the task and n_train of the trained network that cells start from, or None; see `Variant.training`.
+
+    Raises:
+        UserError: the task of the training and the model do not fit.
+    """
+    if training is None or entry.training is None:
+        return None
+    fitted = training.with_cut(model.cut())
+    fitted.check()
+    return fitted, entry.training.n_train[0]
 
 
 def _fitted_contenders(
-    requested: RequestedTask, task: Task, model: Model, suite: Suite, request: Request, registry: Registry
+    requested: RequestedTask,
+    task: Task,
+    model: Model,
+    where: Where,
+    suite: Suite,
+    request: Request,
+    registry: Registry,
 ) -> tuple[Contender, ...]:
     """Return the strategies with their budgets, as they are used on a network.
+
+    Args:
+        requested: the entry of the suite with its strategies.
+        task, model: with all their parameters.
+        where: where strategies act.
+        suite, request, registry: see `requested_tasks`.
 
     Raises:
         UserError: a budget does not fit the strategy or the network.
     """
     cost = closed_cost(task, model)
     suite_blocks = None if request.model else suite.budget.blocks
-    contenders: tuple[Contender, ...] = tuple(
-        (strategy, registered, fit_budget(budget, strategy, suite_blocks, cost), part)
-        for strategy, registered, budget, part in requested.contenders
+    contenders = tuple(
+        contender._replace(budget=fit_budget(contender.budget, contender.strategy, suite_blocks, cost))
+        for contender in requested.contenders
     )
-    if requested.entry.track == "scratch" and task.trains and model.inputs == "images":
-        _check_schedules(contenders, requested.entry, request)
+    from_first_step = requested.entry.track == "scratch" and task.trains and where != "test"
+    if from_first_step and model.inputs == "images":
+        _check_schedules(contenders)
     if task.trains:
         return contenders
     return testable(contenders, suite, request, registry, cost)
 
 
-def _check_schedules(contenders: Sequence[Contender], entry: SuiteTask, request: Request) -> None:
-    """Raise UserError if a schedule would be chosen on a network that is not trained yet."""
-    acts_in_training = "test" not in (entry.where, request.where)
-    for strategy, _, budget, _ in contenders:
-        if acts_in_training and budget.schedule == AUTO:
+def _check_schedules(contenders: Sequence[Contender]) -> None:
+    """Raise UserError if a schedule would be chosen although strategies act from the first training step."""
+    for contender in contenders:
+        if contender.budget.schedule == AUTO:
             raise UserError(
-                f"schedule=auto chooses the schedule of '{strategy.name}' on a trained network, and here the strategy "
-                "acts from the first training step",
+                f"schedule=auto chooses the schedule of '{contender.strategy.name}' on a trained network, and here the "
+                "strategy acts from the first training step",
                 next_step="state the schedule, or test trained networks (track frozen, or --where test)",
             )
 
@@ -276,17 +309,20 @@ def _check_head(task: Task, model: Model, locations: Locations) -> None:
     from sparsebench.models.timm_models import head_error
 
     classes, head = task.known_classes(locations), model.classes(locations)
-    if classes is not None and head != len(classes):
-        owner = locations[weights].name if (weights := getattr(model, "weights", "")) else f"model '{model.name}'"
-        raise head_error(owner, f"a head of {head} classes" if head else "no head", len(classes))
+    if classes is None or head == len(classes):
+        return
+    weights = getattr(model, "weights", "")
+    owner = locations[weights].name if weights else f"model '{model.name}'"
+    raise head_error(owner, f"a head of {head} classes" if head else "no head", len(classes))
 
 
 def _check_varied(task: Task, entry: SuiteTask, varied: Mapping[str, Any]) -> None:
     """Raise UserError if a parameter of the training is varied although the network is already trained."""
     if entry.track != "frozen":
         return
-    decided = {*getattr(task, "training", ())} - {"spuriosity"}
-    if entry.network:
+    decided = {*getattr(task, "training", ())}
+    decided.discard("spuriosity")  # measured in the test
+    if entry.network:  # the network was built for these; users' weights may allow others, which their model checks
         decided |= {"canvas", "patch", "permuted"}
     wrong = sorted(decided & varied.keys())
     if wrong:
@@ -338,7 +374,9 @@ def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> 
     precision: Precision = entry.gpu_precision if request.on_gpu and tests else "float32"
     if request.precision != "auto":
         precision = request.precision
-        if tests and precision != getattr(model, "precision", precision) != "float32":
+        # Models have float32 by default. Another precision was chosen with the model, and must be the requested one.
+        of_model = getattr(model, "precision", "float32")
+        if tests and of_model not in ("float32", precision):
             raise UserError(
                 f"model '{model.name}' has another precision",
                 got=f"--precision {precision}",
@@ -380,36 +418,41 @@ def _check_files(suite: Suite, files: Files, variants: Collection[Variant]) -> N
 
 
 def _check_weights(variants: Sequence[Variant]) -> None:
-    """Check that trained weights fit their tasks; log how they are used.
+    """Check that trained weights fit their tasks and each other; log how they are used.
 
     Raises:
         UserError: weights do not fit, or they need images of another size or other classes than the other weights, or a
             test has too many items.
     """
     different = {repr((variant.task, variant.model)): variant for variant in variants}.values()
-    lines: dict[str, None] = {}
+    notes: dict[str, None] = {}  # each once, in order
     for variant in different:
         variant.task.check_located(variant.places)
-        lines[variant.model.check_weights(variant.task, variant.places)] = None
+        notes[variant.model.check_weights(variant.task, variant.places)] = None
         check_items(variant.task, getattr(variant.task, "test", 0))
-    for line in filter(None, lines):
-        log.warning("%s", line)
+    for note in filter(None, notes):
+        log.warning("%s", note)
+    _check_equal_needs(different)
 
+
+def _check_equal_needs(variants: Iterable[Variant]) -> None:
+    """Raise UserError if weight files of one board need images of different sizes, or have other numbers of classes."""
     needs: dict[str, set[str]] = {}
     files: dict[str, Path] = {}
-    for variant in different:
+    for variant in variants:
         name = getattr(variant.model, "weights", "")
-        if name in variant.places:
-            side, channels = getattr(variant.task, "canvas", "?"), getattr(variant.model, "in_chans", "?")
-            classes = variant.model.classes(variant.places)
-            need = f"{side} x {side} pixels of {channels} channels and {classes} classes"
-            needs.setdefault(name, set()).add(need)
-            files[name] = variant.places[name]
+        if name not in variant.places:  # the weights are not of a file
+            continue
+        side, channels = getattr(variant.task, "canvas", "?"), getattr(variant.model, "in_chans", "?")
+        classes = variant.model.classes(variant.places)
+        need = f"{side} x {side} pixels of {channels} channels and {classes} classes"
+        needs.setdefault(name, set()).add(need)
+        files[name] = variant.places[name]
     first = next(iter(needs), "")
-    for name, sizes in needs.items():
-        if sizes != needs[first]:
+    for name, need_of_file in needs.items():
+        if need_of_file != needs[first]:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
-                got=f"{files[first].name} for {min(needs[first])}, {files[name].name} for {min(sizes)}",
+                got=f"{files[first].name} for {min(needs[first])}, {files[name].name} for {min(need_of_file)}",
                 next_step="run each file separately, or set one size for all with the task's parameter canvas",
             )

@@ -75,10 +75,15 @@ class Forecast:
                 self._finished[kind].cost += job.cost
             self._memory[job.alike] = max(self._memory.get(job.alike, 0), record.memory)
 
-    def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
-        """Note that cells begin, or the share of a cell that is done, at time `now` in seconds since 1970.
+    def on_progress(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
+        """Note the share of cells that is done; 0 if they begin.
 
         The share gives the speed of the cell's kind until a cell of this kind is done.
+
+        Args:
+            cell_ids: the cells. Those that are not among `left` are ignored.
+            share: the share, from 0 to 1.
+            now: the time in seconds since 1970; None for the current time.
         """
         now = time.time() if now is None else now
         with self.lock:
@@ -109,7 +114,10 @@ class Forecast:
     def seconds(self, job: Job) -> float | None:
         """Return the expected seconds of a cell on one worker, or None before any speed is known."""
         prior = self._prior.get(job.cell.id)
-        for kind in (job.alike,) if prior is not None else (job.alike, ALL_KINDS):
+        kinds: list[Kind] = [job.alike]
+        if prior is None:  # a prior is better than the speed of other kinds of jobs
+            kinds.append(ALL_KINDS)
+        for kind in kinds:
             for works in (self._finished, self._in_progress):
                 if kind in works:
                     return works[kind].seconds_of(job.cost)
@@ -127,12 +135,15 @@ class Forecast:
         their order, in which jobs with the same data are neighbours.
         """
         jobs = list(self.left.values())
-        untried = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._finished}
-        first_of_kind = set(untried.values())
+        first_of_kind: dict[Kind, str] = {}
+        for job in jobs:
+            if job.alike not in self._finished:
+                first_of_kind.setdefault(job.alike, job.cell.id)
 
         def place(job: Job) -> tuple[object, ...]:
+            is_first = first_of_kind.get(job.alike) == job.cell.id
             length = self.seconds(job) or job.cost
-            return job.order, job.cell.id not in first_of_kind, -length, job.code
+            return job.order, not is_first, -length, job.code
 
         return sorted(jobs, key=place)
 
@@ -156,8 +167,10 @@ class Forecast:
     def _rest(self, cell_id: str, workers: int, now: float) -> float | None:
         """Return the expected seconds left of a running cell: by its own progress, or else by the speed of others."""
         since, share = self.running[cell_id]
-        part = min(1.0, max(1, workers) / len(self.running))  # below 1 if a worker trains several cells in one program
-        elapsed = part * (now - since)
+        # If a worker trains several cells in one program, each cell has only a part of its time. The time left is
+        # divided by the number of workers later, so it is counted in seconds of a worker.
+        workers_per_cell = min(1.0, max(1, workers) / len(self.running))
+        elapsed = workers_per_cell * (now - since)
         if share:
             return elapsed * (1 - share) / share
         whole = self.seconds(self.left[cell_id])

@@ -76,7 +76,10 @@ class Job(BaseModel):
 
     @property
     def order(self) -> tuple[bool, int]:
-        """A sort key: jobs begin in ascending order. Jobs with stored weights come first, along the chain of starts."""
+        """A sort key: jobs begin in ascending order.
+
+        Jobs that store weights come first, earlier trainings before later ones.
+        """
         return not self.keep_weights, len(self.cell.inits) if self.keep_weights else 0
 
     def is_answered_by(self, summary: RecordSummary | Record) -> bool:
@@ -143,41 +146,57 @@ class JobMaker:
         Nothing is yielded for a later repetition that must equal the first one: a test of given trained weights in
         which neither the task nor the strategy draws random numbers.
         """
-        strategy, registered, budget, part = contender
-        task, model = variant.task, variant.model
+        strategy, registered = contender.strategy, contender.registered
         starts = self._starts(variant, repetition)
         cell = variant.cell.model_copy(
             update={
-                "strategy": part,
-                "budget": budget,
+                "strategy": contender.part,
+                "budget": contender.budget,
                 "n_train": n_train,
                 "repetition": repetition,
                 "where": _where(variant.cell, strategy),
                 "init": starts[-1].cell if starts else None,
             }
         )
-        if repetition and cell.network and not (task.draws_test() or draws_random(registered)):
+        if repetition and cell.network and not (variant.task.draws_test() or draws_random(registered)):
             return
 
-        # The cell may only test the network of another cell, or a strategy may learn from a dense network.
-        tested: ResolvedCell | None = None
-        trains_images = task.trains and model.inputs == "images"
-        if variant.training is not None:
-            tested = starts[-1] if cell.where == "test" else None
-        elif strategy.distils and trains_images and cell.where != "test":
-            teacher = self._without_strategy(cell, task, model)
-            starts.append(teacher)
-            cell = cell.model_copy(update={"init": teacher.cell})
-        elif not strategy.trained:
-            tested = self.training_of(ResolvedCell(cell, task, model))
-            starts += [tested] if tested else []
-
+        starts, cell, tested = self._with_network(cell, variant, strategy, starts)
         dense = self.registry.strategy("dense")
         for start in starts:
             yield self._job(start, dense, dense.cls(), requested=False, keep_weights=True)
         network = tested.cell.id if tested else ""
         keeps = variant.keep_weights and tested is None
-        yield self._job(ResolvedCell(cell, task, model), registered, strategy, network, keep_weights=keeps)
+        resolved = ResolvedCell(cell, variant.task, variant.model)
+        yield self._job(resolved, registered, strategy, network, keep_weights=keeps)
+
+    def _with_network(
+        self, cell: Cell, variant: Variant, strategy: Strategy, starts: list[ResolvedCell]
+    ) -> tuple[list[ResolvedCell], Cell, ResolvedCell | None]:
+        """Return a cell with its network.
+
+        Args:
+            cell: the cell.
+            variant, strategy: its task, model and strategy.
+            starts: from `_starts`.
+
+        Returns:
+            The cells that must be trained before, in order; the cell; and the one of them whose network the cell tests,
+            or None if it trains its own.
+        """
+        task, model = variant.task, variant.model
+        if variant.training is not None:  # a network of a suite: the cell tests or fine-tunes it
+            return starts, cell, starts[-1] if cell.where == "test" else None
+        trains_images = task.trains and model.inputs == "images" and cell.where != "test"
+        if strategy.distils and trains_images:  # the strategy learns from a dense network, which the cell starts from
+            teacher = self._without_strategy(cell, task, model)
+            return [*starts, teacher], cell.model_copy(update={"init": teacher.cell}), None
+        if strategy.trained:
+            return starts, cell, None
+        tested = self.training_of(ResolvedCell(cell, task, model))
+        if tested is None:
+            return starts, cell, None
+        return [*starts, tested], cell, tested
 
     def _starts(self, variant: Variant, repetition: int) -> list[ResolvedCell]:
         """Return the cells that train the network from which a cell starts, in the order of training."""

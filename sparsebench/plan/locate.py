@@ -150,7 +150,9 @@ def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Pa
 
     Cells whose pictures cannot be determined are left out: their records will have the error.
     """
-    cells = {job.cell.draw: job.cell for job in jobs} if places else {}
+    if not places:  # the user gives no files
+        return []
+    cells = {job.cell.draw: job.cell for job in jobs}  # one of the cells that draw the same data
     pictures: dict[str, Pixels] = {}
     for cell in cells.values():
         with suppress(UserError):
@@ -252,11 +254,13 @@ def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
             )
         weights = read_weights(path, key)
         name = f"weights-{fingerprint_of(path)}"
+        # Files with the same weights may differ in format. A digest takes time, and a single file equals no other.
         digest = state_digest(weights.plain()) if len(paths) > 1 else name
         if digest in firsts:
             notes[f"the same weights as {firsts[digest]}: they are one network"].append(path)
             continue
-        located[name] = firsts[digest] = path
+        located[name] = path
+        firsts[digest] = path
         if weights.others and not key:
             others = ", ".join(weights.others)
             notes[f"'{weights.key}' is used, and not {others}; --weights-key chooses another"].append(path)
@@ -279,18 +283,22 @@ def files_of(specs: Sequence[Path]) -> list[Path]:
     files = []
     for path in (spec.expanduser() for spec in specs):
         try:
-            folder = path.is_dir()
-            if not folder and (os.path.lexists(path) or not glob.has_magic(str(path))):
+            is_folder = path.is_dir()
+            is_pattern = glob.has_magic(str(path)) and not os.path.lexists(path)  # names of files may have brackets
+            if is_folder:
+                paths = sorted(path.iterdir())
+            elif is_pattern:
+                paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
+            else:  # a file; if it is missing, reading it raises the error
                 files.append(path)
                 continue
-            paths = sorted(path.iterdir() if folder else map(Path, glob.glob(str(path), recursive=True)))
             chosen = [file for file in paths if file.name.lower().endswith(SUFFIXES) and file.is_file()]
         except OSError as error:
             raise UserError(f"--weights: {path} cannot be read: {error.strerror or error}") from error
         others = [file.name for file in paths if file not in chosen and not file.name.startswith(".")]
         if not chosen:
             raise UserError(
-                f"--weights: {path} {'holds' if folder else 'matches'} no weight file",
+                f"--weights: {path} {'holds' if is_folder else 'matches'} no weight file",
                 got=few(others) or "nothing",
                 allowed=", ".join(SUFFIXES),
             )
@@ -306,8 +314,14 @@ def file_names(located: Located) -> dict[str, str]:
     If weight files have equal names, the names of all are extended by as many parent folders as make them different.
     """
     parts = {name: located.places[name].absolute().parts for name in located.weights}
-    length, longest = 1, max(map(len, parts.values()), default=0)
-    while length < longest and len({part[-length:] for part in parts.values()}) < len(parts):
+    longest = max(map(len, parts.values()), default=0)
+
+    def are_different(length: int) -> bool:
+        """Return whether the last parts of the paths differ, `length` parts of each."""
+        return len({part[-length:] for part in parts.values()}) == len(parts)
+
+    length = 1
+    while length < longest and not are_different(length):
         length += 1
     names = {name: "/".join(part[-length:]) for name, part in parts.items()}
     for name, path in located.places.items():

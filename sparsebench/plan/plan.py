@@ -47,15 +47,16 @@ class Plan:
     Attributes:
         jobs: all jobs of the request or its shard, and the jobs that they need.
         todo: the jobs that are not answered by a record, in the order in which they begin.
-        located: the user's files.
-        locations: the places of these files, official sets and trained weights, by their names in cells.
-        whole: all jobs of the request and the jobs that they start from. Networks found outside the run's folder, and
-            the jobs that those start from, are left out.
+        locations: the places of the user's files, official sets and trained weights, by their names in cells.
+        whole: all jobs of all shards, without networks found elsewhere.
         summaries: the stored summaries, by cell id.
+        forecast: the jobs of `todo`, and the time that they take.
         request: None if the jobs are only a part of the request.
+        suite: the suite of the request; None if there is no request.
         device: the device of the cells: "cpu", "cuda" or "cuda:i".
         changes: why cells with records are run again, one line each.
         others: the jobs of other shards that are not answered by a record.
+        located: the user's files.
     """
 
     jobs: list[Job]
@@ -120,12 +121,16 @@ def plan(
 
 
 def _without_other_networks(jobs: Sequence[Job], networks: Networks) -> list[Job]:
-    """Leave out the trainings of networks that exist outside the run's folder, and what only these start from.
+    """Return the jobs without trainings of networks that exist elsewhere, and without what only these start from.
+
+    Elsewhere is outside the run's folder: in the folder of --networks, or in the package.
 
     Raises:
         UserError: the folder of --networks has none of the trainings.
     """
-    networks.check({job.cell.init.id for job in jobs if job.cell.track != "scratch" and job.cell.init})
+    # On the other tracks than scratch, cells start from networks that a suite trains.
+    trainings = {job.cell.init.id for job in jobs if job.cell.track != "scratch" and job.cell.init}
+    networks.check(trainings)
     requested = {job.cell.id for job in jobs if job.requested}
     starts = prerequisites(requested, jobs, lambda cell_id: networks.elsewhere(cell_id) is None)
     run_here = requested | starts
@@ -159,8 +164,10 @@ def _has_answer(
     summary = summaries.get(job.cell.id)
     if summary is None or rerun == "always" or not job.is_answered_by(summary):
         return False
-    if request.single and job.requested and summary.status == "ok":  # weights are needed too
+    if request.single and job.requested and summary.status == "ok":
+        # Pictures are drawn from the trained network, so its weights are needed beside the record.
         return networks.has(job.weights)
+    # "missing" accepts failures too; "failed" computes them again.
     return rerun == "missing" or summary.status in ANSWERS
 
 

@@ -51,15 +51,23 @@ T = TypeVar("T")
 
 def _several(value: Any) -> tuple[Any, ...]:
     """Return a value, an iterable of values, or None as a tuple."""
-    many = isinstance(value, Iterable) and not isinstance(value, str)
-    return () if value is None else tuple(value) if many else (value,)
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable):
+        return tuple(value)
+    return (value,)
 
 
 Several = Annotated[tuple[T, ...], BeforeValidator(_several)]
 
 
 def option(default: Any, about: str, **more: Any) -> Any:
-    """Return a field that users can set. `about` is its help text, and `title` its placeholder for the value there."""
+    """Return a field that users can set.
+
+    `about` is its help text, and `title` is the placeholder for the value in the help text.
+    """
     return Field(default, description=about, **more)
 
 

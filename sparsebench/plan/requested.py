@@ -61,17 +61,18 @@ def _entries(
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
-    changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
-    if changed and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
+    retrained = [entry for entry in of_suite if entry.network and _trains_anew(entry, request, registry)]
+    if retrained and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
         raise UserError(
-            f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in changed)}",
+            f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in retrained)}",
             got="--n-train" if request.n_train else "--model",
             next_step="choose the task to train with --task",
         )
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
+        return
     for spec in map(parse, request.tasks):
-        entries = [entry for entry in of_suite if entry.name == spec.name and entry not in changed]
+        entries = [entry for entry in of_suite if entry.name == spec.name and entry not in retrained]
         for entry in entries or [_new_entry(spec.name, suite, request, registry, has_weights)]:
             yield from ((entry, params) for params in spec.combinations())
 
@@ -98,8 +99,12 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     )
 
 
-def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+def _trains_anew(entry: SuiteTask, request: Request, registry: Registry) -> bool:
     """Return whether a request with --n-train or --model trains a task for which its suite has trained networks."""
-    if request.n_train or request.model is None:
-        return bool(request.n_train)
-    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
+    if request.n_train:
+        return True
+    if request.model is None:
+        return False
+    # A model that does not take the task's inputs leaves the task with the suite's networks.
+    model = registry.model(request.model.partition(":")[0])
+    return model.inputs == registry.task(entry.name).inputs

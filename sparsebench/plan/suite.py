@@ -2,7 +2,7 @@
 
 import itertools
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -168,10 +168,19 @@ def _read(name: str) -> Suite:
         first = error.errors()[0]
         *parts, key = map(str, first["loc"])
         if first["type"] == "extra_forbidden":
-            kind = Budget if {"budget", "budgets"} & {*parts} else SuiteTask if parts else Suite
-            raise unknown(f"key in suite '{name}'", ".".join([*parts, key]), kind.model_fields) from error
+            allowed = _class_of_table(parts).model_fields
+            raise unknown(f"key in suite '{name}'", ".".join([*parts, key]), allowed) from error
         got = None if first["type"] == "missing" else first["input"]  # of a missing key, the input is the whole table
         raise UserError(f"suite '{name}': {reason_of(error)}", got=got) from error
+
+
+def _class_of_table(path: Sequence[str]) -> type[BaseModel]:
+    """Return the class of a table of a suite, which the keys and numbers of `path` lead to."""
+    if "budget" in path or "budgets" in path:
+        return Budget
+    if "task" in path:
+        return SuiteTask
+    return Suite
 
 
 def _training_of(entry: SuiteTask, trained: Suite) -> SuiteTask:

@@ -54,7 +54,7 @@ NUMERIC_VARIABLES = (
 )
 """Environment variables that change the libraries' results. Thread counts are left out: a cell has one thread."""
 NUMERIC_SETTINGS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
-"""Numerical settings of every cell, independent of the machine's settings; see `run_cell.one_thread`."""
+"""Numerical settings of every cell, independent of the machine's settings; see `run_cell.deterministic`."""
 
 
 def workers_for(plan: Plan, device: str, jobs: int | None, exclusive: bool = False) -> int:

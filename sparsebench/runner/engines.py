@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -31,7 +32,7 @@ from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.process import (
     START_SECONDS,
     Message,
-    OnBegin,
+    OnProgress,
     Worker,
     descendants,
     exit_text,
@@ -81,7 +82,7 @@ class CellLocks:
         self.planned = summaries
         self.on_done = on_done
         # What was read since: the summaries, and the sealed files that they are from.
-        self.now = summaries
+        self.latest = summaries
         self.sealed: list[Path] = []
         # What was read of other runs' segments: up to which byte, and the cells that they name.
         self.ends: dict[Path, int] = {}
@@ -119,12 +120,12 @@ class CellLocks:
         sealed = store.sealed_files(self.out)  # listed after the segments, as one may be sealed meanwhile
         if sealed != self.sealed or job.cell.id in self.stored:
             self.store.refresh()
-            self.sealed, self.now = sealed, self.store.summaries()
-        summary = self.now.get(job.cell.id)
-        if summary is None or not job.is_answered_by(summary):
+            self.sealed, self.latest = sealed, self.store.summaries()
+        latest = self.latest.get(job.cell.id)
+        if latest is None or not job.is_answered_by(latest):
             return False
         planned = self.planned.get(job.cell.id)
-        if planned is not None and planned.started == summary.started:
+        if planned is not None and planned.started == latest.started:  # the record that this run is to replace
             return False
         self.on_done(job.cell.id)
         return True
@@ -146,6 +147,7 @@ class CellLocks:
 
 
 def _place(cell_id: str) -> int:
+    """Return the byte offset of a cell in the lock file, below 2^63, as systems require."""
     return int.from_bytes(hashlib.sha256(cell_id.encode()).digest()[:7])
 
 
@@ -156,7 +158,7 @@ class Queue:
         jobs: the jobs in the order in which they begin.
         largest_batch: the most jobs that are taken at once, if they can be trained together. Others are taken singly.
         locks: locks of cells. Jobs that another run computes come last, and are left out once that run has stored them.
-        begin: called with the cells that begin and with progress; maybe in other threads.
+        on_progress: called with the cells that begin and with progress; maybe in other threads.
     """
 
     def __init__(
@@ -164,9 +166,9 @@ class Queue:
         jobs: Sequence[Job],
         largest_batch: int = 1,
         locks: CellLocks | None = None,
-        begin: OnBegin = lambda cells, share: None,
+        on_progress: OnProgress = lambda cells, share: None,
     ):
-        self.largest_batch, self.locks, self.begin = largest_batch, locks, begin
+        self.largest_batch, self.locks, self.on_progress = largest_batch, locks, on_progress
         self.left = {job.cell.id: job for job in jobs}
         self.without_record = set(self.left)
         self.elsewhere: set[str] = set()
@@ -185,20 +187,25 @@ class Queue:
                     continue
                 if not wait:
                     return None
+                # `done` and `close` wake this thread. Nothing does when another run has done a cell, so it looks again.
                 self.changed.wait(CHECK_INTERVAL if self.elsewhere else None)
                 self.elsewhere.clear()
             return None
 
     def _next(self) -> list[Job]:
         """Remove and return the next batch; it is empty if no job may start."""
-        batch: list[Job] = []
-        for cell_id, job in self.left.items():
-            if job.after in self.without_record or cell_id in self.elsewhere:
-                continue
-            if not batch or (job.together and job.code == batch[0].code):
-                batch.append(job)
-            if not batch[0].together or len(batch) == self.largest_batch:
-                break
+        ready = (
+            job
+            for cell_id, job in self.left.items()
+            if job.after not in self.without_record and cell_id not in self.elsewhere
+        )
+        first = next(ready, None)
+        if first is None:
+            return []
+        batch = [first]
+        if first.together:
+            alike = (job for job in ready if job.together and job.code == first.code)
+            batch += islice(alike, self.largest_batch - 1)
         for job in batch:
             del self.left[job.cell.id]
         return batch
@@ -227,7 +234,7 @@ class Queue:
 
     def close(self) -> None:
         """Give out no more jobs."""
-        self.closed = True
+        self.closed = True  # without the lock: `take` may hold it for long, and looks at this after each batch
         with self.changed:
             self.changed.notify_all()
 
@@ -257,20 +264,20 @@ def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
 Engine = Callable[[Queue, RunEnvironment], Generator[Record, None, None]]
 """Runs the jobs of a queue and yields each record as soon as it is complete.
 
-An engine calls `Queue.begin` for each job that begins and `Queue.done` for each job that has its record. Once the queue
-is closed, the engine yields the records of the jobs that have begun, and ends. It raises UserError if cells cannot be
-run.
+An engine calls `Queue.on_progress` for each job that begins and `Queue.done` for each job that has its record. Once the
+queue is closed, the engine yields the records of the jobs that have begun, and ends. It raises UserError if cells
+cannot be run.
 """
 
 
 def in_process(registry: Registry, queue: Queue, environment: RunEnvironment) -> Generator[Record, None, None]:
     """Run one job after another in this process, with strategies of the registry; see `Engine`."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cells
+    from sparsebench.runner.run_cell import deterministic, run_cells
 
     environment = replace(environment, device=first_of(environment.device))
-    with one_thread():
-        context = Context(environment, begin=queue.begin)
+    with deterministic():
+        context = Context(environment, on_progress=queue.on_progress)
         while batch := queue.take():
             for job, record in zip(batch, run_cells(batch, registry, context), strict=True):
                 yield record
@@ -285,13 +292,13 @@ def in_workers(workers: int, queue: Queue, environment: RunEnvironment) -> Gener
     """
     records: SimpleQueue[Record | None] = SimpleQueue()
     supervisors = [
-        Supervisor(environment, str(number), place, queue.begin)
+        Supervisor(environment, str(number), place, queue.on_progress)
         for number, place in enumerate(places(environment.device, workers))
     ]
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(supervisor.serve, queue, records) for supervisor in supervisors]
         try:
-            for _ in futures:
+            for _ in futures:  # each thread ends with None
                 while (record := records.get()) is not None:
                     yield record
         finally:
@@ -329,15 +336,15 @@ class Supervisor:
         environment: the environment of the run.
         name: names the log file of the workers in the run's folder.
         place: environment variables of these workers only, see `places`; on a GPU they name the GPU.
-        on_begin: called with the cells that begin and with progress.
+        on_progress: called with the cells that begin and with progress.
     """
 
-    def __init__(self, environment: RunEnvironment, name: str, place: Mapping[str, str], on_begin: OnBegin):
+    def __init__(self, environment: RunEnvironment, name: str, place: Mapping[str, str], on_progress: OnProgress):
         self.environment = replace(environment, device="cuda:0" if place else "cpu")
         self.timeout, self.memory = environment.execution.limits()
         self.log = environment.out / "logs" / f"worker-{name}.log"
         self.place = place
-        self.on_begin = on_begin
+        self.on_progress = on_progress
         self.server = server()
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
@@ -387,14 +394,13 @@ class Supervisor:
             if end is None or self.stopped:
                 continue
 
-            # The cells that the worker was computing. Before its first message this may be any cell of the batch.
-            current = [job for job in jobs if job.cell.id in left]
-            if self.cells:
-                current = [job for job in current if job.cell.id in self.cells]
-            if len(current) != 1:
-                one_by_one = one_by_one or len(current) > 1
+            computing = self._computing(jobs, left)
+            if not computing:  # it ended between two cells
                 continue
-            (job,) = current
+            if len(computing) > 1:
+                one_by_one = True
+                continue
+            (job,) = computing
             if end.from_outside and job.cell.id not in tried_again:
                 log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
                 tried_again.add(job.cell.id)
@@ -404,9 +410,23 @@ class Supervisor:
             record = job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
             yield left.pop(job.cell.id), record
 
+    def _computing(self, jobs: Sequence[Job], left: Container[str]) -> list[Job]:
+        """Return the jobs that the worker was computing when it ended.
+
+        Before its first message this may be any of them.
+
+        Args:
+            jobs: the jobs that the worker got.
+            left: the ids of the cells without a record.
+        """
+        without_record = [job for job in jobs if job.cell.id in left]
+        if not self.cells:
+            return without_record
+        return [job for job in without_record if job.cell.id in self.cells]
+
     def _ask(self, jobs: Sequence[Job]) -> Iterator[Record | WorkerEnd]:
         """Yield a worker's records of jobs, and its end if it fails. Records are missing if it ends or is stopped."""
-        worker = self._start(jobs[0].code)
+        worker = self._worker_for(jobs[0].code)
         if worker is None:
             return
         self._note_cells(())
@@ -423,8 +443,8 @@ class Supervisor:
             if event.record is not None:
                 waiting.remove(event.record.cell_id)
                 yield event.record
-            self.on_begin(event.at, event.share)
-            if not event.share:
+            self.on_progress(event.at, event.share)
+            if event.share == 0:  # a record or a beginning restarts the clock
                 self._note_cells(event.at)
             if event.unfit:
                 self.end()
@@ -460,7 +480,7 @@ class Supervisor:
                 return WorkerEnd("oom", f"its processes held {size / GIB:.2f} GiB, {limit}")
         return None
 
-    def _start(self, code: tuple[str, ...]) -> Worker | None:
+    def _worker_for(self, code: tuple[str, ...]) -> Worker | None:
         """Return a worker that waits for cells with this code, or None if the run is stopped."""
         if self.worker is not None and self.code == code:
             return self.worker
@@ -468,7 +488,8 @@ class Supervisor:
         for _ in range(START_ATTEMPTS):
             self.end()
             with suppress(EOFError, ValueError):
-                self.worker, self.code = self.server.start("sparsebench.runner.run_cell", self.place, self.log), code
+                self.worker = self.server.start("sparsebench.runner.run_cell", self.place, self.log)
+                self.code = code
                 if self.stopped:  # `kill` was called before this worker was known
                     self.worker.cut()
                 self.worker.ask(self.environment)

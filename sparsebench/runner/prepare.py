@@ -24,7 +24,7 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, ScheduleChoice, digest
 from sparsebench.runner.environment import RunEnvironment
-from sparsebench.runner.process import OnBegin
+from sparsebench.runner.process import OnProgress
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
 from sparsebench.strategy.spec import fill
@@ -48,16 +48,19 @@ class Context:
     Args:
         environment: the environment of the run, with the device of this process.
         alone: whether this is a worker process: Ctrl-C does not reach it, so a KeyboardInterrupt is a strategy's.
-        begin: called with each cell that begins, and every second with the share of its training that is done. If the
-            training may end early there is no share; if nothing is trained, it is the share of the test.
+        on_progress: called with each cell that begins, and every second with the share of its training that is done,
+            see `OnProgress`. If the training may end early there is no share; if nothing is trained, it is the share of
+            the test.
 
     Attributes:
         trusted: strategies, with task and model, that passed the check for leaks.
         fitted: results of `Strategy.fit`, by the hash of all that they depend on.
     """
 
-    def __init__(self, environment: RunEnvironment, alone: bool = False, begin: OnBegin = lambda cells, share: None):
-        self.environment, self.alone, self.begin = environment, alone, begin
+    def __init__(
+        self, environment: RunEnvironment, alone: bool = False, on_progress: OnProgress = lambda cells, share: None
+    ):
+        self.environment, self.alone, self.on_progress = environment, alone, on_progress
         self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
         self._draw = ""
         self._data: Data | None = None
@@ -90,23 +93,36 @@ class Context:
         change. On a CPU images are not copied: they are the pages of the file.
         """
         device, inputs = self.environment.device, split.inputs
-        file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
-        if isinstance(inputs, np.memmap) and inputs.filename is not None and inputs.flags.c_contiguous:
-            whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
-            file = str(inputs.filename) if whole else ""
+        file = _mapped_file(inputs)
         if file in self._images:
             tensor = self._images[file]
         else:
-            if large := inputs.ndim == 4 and inputs.nbytes > room(device):
-                self._images.clear()
-                large = inputs.nbytes > room(device)
-            if not large:
+            tensor = torch.from_numpy(np.ascontiguousarray(inputs))
+            if self._make_room(inputs):
                 tensor = tensor.to(device)
                 if file:
                     self._images[file] = tensor
-        labels, relevance = torch.from_numpy(np.ascontiguousarray(split.labels)).to(device), split.relevance_on(grid)
+        labels = torch.from_numpy(np.ascontiguousarray(split.labels)).to(device)
+        relevance = split.relevance_on(grid)
         mask = None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device)
         return Samples(tensor, labels, mask, augmentation)
+
+    def _make_room(self, inputs: np.ndarray) -> bool:
+        """Return whether inputs fit on the device. Images of earlier cells are dropped if this is needed."""
+        is_images = inputs.ndim == 4
+        if not is_images:  # tokens are small
+            return True
+        if inputs.nbytes > room(self.environment.device):
+            self._images.clear()
+        return inputs.nbytes <= room(self.environment.device)
+
+
+def _mapped_file(array: np.ndarray) -> str:
+    """Return the file whose whole content an array maps; "" if there is none."""
+    if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
+        return ""
+    is_whole = os.path.getsize(array.filename) == array.offset + array.nbytes
+    return str(array.filename) if is_whole else ""
 
 
 def room(device: str) -> float:
@@ -227,7 +243,7 @@ def _load_start(
         return start, None
     same_task = cell.track == "tuned" or cell.init.task == cell.task
     fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)
-    content = _put(network, context.environment.weights(cell.init.id), fresh, "first network")
+    content = _load_file(network, context.environment.weights(cell.init.id), fresh, "first network")
     return Start(hashlib.sha256(content).hexdigest(), head=same_task), None
 
 
@@ -339,7 +355,7 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
         NotReadyError: the file is missing or damaged, or holds the weights of another network.
         UserError: the metadata of the file do not describe a training.
     """
-    _put(network, path, (), "trained network")
+    _load_file(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     if TRAINING not in metadata:
@@ -349,7 +365,7 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
     return training["initial"], training["outcome"]
 
 
-def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:
+def _load_file(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:
     """Load the weights of a file into the network, except those with prefixes `fresh`; return the content of the file.
 
     Raises:
@@ -358,7 +374,7 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
     again = "the same command makes it and goes on"
     try:
         content = path.read_bytes()
-        state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
+        state = {name: value for name, value in load(content).items() if not name.startswith(fresh)}
     except (OSError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise MemoryError(f"{path.name} does not fit the memory") from error
@@ -367,7 +383,7 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if shapes != {name: value.shape for name, value in state.items()}:
         raise NotReadyError(f"the {label} of this cell is another network's ({path.name})", next_step=again)
-    network.module.load_state_dict(state, strict=False)
+    network.module.load_state_dict(state, strict=False)  # names were compared above; fresh weights stay as they are
     return content
 
 
@@ -408,13 +424,13 @@ def wants_images(actor: Actor) -> bool:
     return actor.strategy.fits() and actor.acts
 
 
-def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
+def fit_on(prepared: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     """Fit an actor on training images of a cell whose network is trained; return the note for the record.
 
     The images are drawn from the training images only, seeded by task, number of training samples and repetition.
 
     Args:
-        cell: the cell.
+        prepared: the cell.
         actor: the strategy on the cell's network.
         fitted: results of earlier fits, which this extends. Budgets that act in the same blocks share a result.
 
@@ -422,19 +438,19 @@ def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
         UserError: the strategy's `fit` failed, see `training.fit.fit`.
         UnsupportedError: there are no training images.
     """
-    strategy, train, spec = actor.strategy, cell.train, cell.cell
+    strategy, train, cell = actor.strategy, prepared.train, prepared.cell
     if not len(train.labels):
         raise UnsupportedError(f"'{strategy.name}' looks at training images before the test, and there are none here")
-    dims = spec.task.name, spec.n_train, spec.repetition
-    order = seeds.generator("fit", *dims).permutation(len(train.labels))
+    dimensions = cell.task.name, cell.n_train, cell.repetition
+    order = seeds.generator("fit", *dimensions).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    identity = spec.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
-    key = digest([identity, list(actor.keep), state_digest(cell.network.module.state_dict())])
+    identity = cell.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
+    key = digest([identity, list(actor.keep), state_digest(prepared.network.module.state_dict())])
     if key in fitted:
         modules_of(actor).load_state_dict(fitted[key][0])
     else:
         images = Images(train.take(rows), rows, train.labels[rows] if strategy.fit_labels else None)
-        seed = seeds.seed_of("fit", *dims, strategy.name)
-        fitted[key] = fit(cell.network, actor, images, cell.recipe, seed, train.relevance)
+        seed = seeds.seed_of("fit", *dimensions, strategy.name)
+        fitted[key] = fit(prepared.network, actor, images, prepared.recipe, seed, train.relevance)
     learned, count = fitted[key]
     return f"{len(rows)} training images, {count} shown to the network, learned {state_digest(learned)[:16]}"

@@ -41,8 +41,11 @@ from sparsebench.records.record import Record
 from sparsebench.runner.devices import machine, search_path, variables
 
 M = TypeVar("M", bound=BaseModel)
-OnBegin = Callable[[Sequence[str], float], None]
-"""Called with ids of cells and 0.0 when they begin, or with one id and the share of its training that is done."""
+OnProgress = Callable[[Sequence[str], float], None]
+"""Called with ids of cells and 0.0 when they begin, or with one id and the share of its training that is done.
+
+A share of 0.0 restarts the clock of the time limit; without ids, for time that must not count.
+"""
 FORKS = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PRELOADED = (

@@ -130,7 +130,7 @@ def carry_out(
     Args:
         plan: from `plan_of`.
         execution, registry, folder, callbacks: see `run_missing`.
-        engine: runs the cells in place of the engine that `execution` asks for.
+        engine: runs the cells in place of processes on this machine. With --dask, the cluster runs them anyway.
 
     Raises:
         UserError: the folder cannot be written, or the engine gave no record of a cell.
@@ -147,21 +147,39 @@ def carry_out(
     if pictures:
         decode(pictures)
     with ExitStack() as connections:
-        workers = devices.workers_for(plan, environment.device, execution.jobs, execution.exclusive)
-        if execution.dask and plan.todo:
-            (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # core must not import plugins
-            cluster = connections.enter_context(dask.load()(execution.dask, environment.device))
-            engine, workers = cluster.records, cluster.slots() or 1  # 0 if no worker is connected yet
-        engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
+        chosen_engine, workers = _engine_of(plan, execution, registry, engine, connections)
         callbacks.on_plan(plan, workers)
         for kind, value in descriptions(plan, registry):
             opened.keep(kind, value)
         _remove_old_checkpoints(plan, execution, out)
         if plan.todo:
-            _collect(plan, engine, environment, workers, opened, callbacks, observers)
+            _collect(plan, chosen_engine, environment, workers, opened, callbacks, observers)
         else:
             progress.clear(opened)
     opened.refresh()
+
+
+def _engine_of(
+    plan: Plan, execution: Execution, registry: Registry, engine: Engine | None, connections: ExitStack
+) -> tuple[Engine, int]:
+    """Return the engine of a run, and its number of workers; 0 if cells run in this process.
+
+    The order is: the cluster of --dask, the given engine, worker processes, this process.
+
+    Args:
+        plan, execution, registry, engine: see `carry_out`.
+        connections: closes the connection to a cluster.
+    """
+    if execution.dask and plan.todo:
+        (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # core must not import plugins
+        cluster = connections.enter_context(dask.load()(execution.dask, plan.device))
+        return cluster.records, cluster.slots() or 1  # 0 if no worker is connected yet
+    workers = devices.workers_for(plan, plan.device, execution.jobs, execution.exclusive)
+    if engine is not None:
+        return engine, workers
+    if workers:
+        return partial(in_workers, workers), workers
+    return partial(in_process, registry), workers
 
 
 def _collect(
@@ -179,7 +197,7 @@ def _collect(
     opened.keep(manifests.ENVIRONMENTS, devices.machine())
     locks = CellLocks(opened, plan.summaries, forecast.drop)
     batch = 1 if environment.device == "cpu" else LARGEST_BATCH
-    queue = Queue(plan.todo, batch, locks, forecast.begin)
+    queue = Queue(plan.todo, batch, locks, forecast.on_progress)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -190,6 +208,8 @@ def _collect(
     records = engine(queue, environment)
     beat = progress.beat(opened, forecast, workers, callbacks.on_beat, plan.others, plan.summaries)
     try:
+        # At the end the engine is closed first, so no worker computes any more when the last status is written and when
+        # the cells are unlocked.
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
                 writer.append(record)
@@ -204,10 +224,11 @@ def _collect(
     store.seal(out)
     if stopped.is_set():
         raise KeyboardInterrupt
-    lost = forecast.left
-    if lost:
+    without_record = forecast.left
+    if without_record:
+        number, first = len(without_record), min(without_record)
         raise UserError(
-            f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
+            f"the engine gave no record of {number} of {len(plan.todo)} cells, {first} among them",
             next_step="the records of the others are stored; the same command continues",
         )
 

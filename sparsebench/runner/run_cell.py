@@ -107,7 +107,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
     """
     device, exclusive = context.environment.device, context.environment.execution.exclusive
     # The callback restarts the clock of the time limit, so waiting does not count.
-    with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
+    with turn(device, lambda: context.on_progress((), 0.0)) if exclusive else nullcontext():
         several = len(jobs) > 1 and device != "cpu"
         together = _train_together(jobs, registry, context) if several else {}
         for job in jobs:
@@ -118,19 +118,21 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
     """Train the jobs that can be trained in one program. Jobs that fail first or must be trained alone are left out."""
     begun = time.perf_counter()
     device = context.environment.device
-    cells: dict[str, Prepared] = {}
+    ready: dict[str, Prepared] = {}
     by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
     for job in jobs:
-        context.begin([job.cell.id], 0.0)
+        context.on_progress([job.cell.id], 0.0)
         with suppress(Exception, SystemExit):  # the job is then tried alone, and its record has the error
             _seed(job, device)
-            cell = prepare(job, registry, context)
-            trainer = getattr(cell.network, "train_together", None)
-            if trainer is not None and not cell.recipe.watch:
-                training = Training(cell.network, cell.in_training, cell.train, cell.recipe, cell.order)
-                cells[job.cell.id] = cell
+            prepared = prepare(job, registry, context)
+            trainer = getattr(prepared.network, "train_together", None)
+            if trainer is not None and not prepared.recipe.watch:
+                training = Training(
+                    prepared.network, prepared.in_training, prepared.train, prepared.recipe, prepared.order
+                )
+                ready[job.cell.id] = prepared
                 by_trainer[trainer].append((job.cell.id, training))
-    context.begin(list(cells), 0.0)
+    context.on_progress(list(ready), 0.0)
     outcomes = dict[str, dict[str, float] | DivergedError]()
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
@@ -141,33 +143,33 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
                 outcomes[cell_id] = training.outcome()
     if context.alone:
         torch.cuda.synchronize(device)  # raises if the device is lost: the worker ends, and cells are tried alone
-    share = (time.perf_counter() - begun) / len(jobs)
-    return {cell_id: (cells[cell_id], outcome, share) for cell_id, outcome in outcomes.items()}
+    seconds_each = (time.perf_counter() - begun) / len(jobs)
+    return {cell_id: (ready[cell_id], outcome, seconds_each) for cell_id, outcome in outcomes.items()}
 
 
 def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
     """Return the record of one job, whose cell may already be trained."""
-    context.begin([job.cell.id], 0.0)
-    cell, outcome, seconds_before = trained or (None, None, 0.0)
+    context.on_progress([job.cell.id], 0.0)
+    prepared, outcome, seconds_before = trained or (None, None, 0.0)
     started = datetime.now(UTC).isoformat()
     clock = time.perf_counter() - seconds_before
     result = Result()
     device = context.environment.device
     try:
-        if cell is None or outcome is None:
+        if prepared is None or outcome is None:
             _seed(job, device)
-            cell = prepare(job, registry, context)
+            prepared = prepare(job, registry, context)
             _seed(job, device)
-            outcome = _train(job, cell, context, result)
+            outcome = _train(job, prepared, context, result)
         elif isinstance(outcome, DivergedError):
             raise outcome
         _seed(job, device)
-        _test(job, cell, outcome, context, result)
+        _test(job, prepared, outcome, context, result)
     except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
         status = _status_of(error)
-        strategy = None if cell is None or cell.actor is None else cell.actor.strategy
+        strategy = None if prepared is None or prepared.actor is None else prepared.actor.strategy
         failure = failure_of(error, strategy, job.files)
         if context.alone and status != "unsupported":
             _write_to_log(job, status, error)
@@ -218,51 +220,70 @@ def failure_of(error: BaseException, strategy: Strategy | None = None, plugins: 
 
     Without such a line, it has the last line of the plugin files, which bring the task and the model too.
     """
-    kind = type(error).__name__
-    text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
-    if short := shortage(error):
-        text = f"{short} ({text[:300]})"
-    if not isinstance(error, UnsupportedError | DivergedError):
-        place = "" if strategy is None else place_of(error, strategy)
+    place = ""
+    if not isinstance(error, UnsupportedError | DivergedError):  # these are not errors in the code
+        if strategy is not None:
+            place = place_of(error, strategy)
         place = place or last_line(error, lambda frame: frame.f_code.co_filename in plugins)
-        text = f"{' '.join(text.split())[:450]}{place}" if place else text
+
+    text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
+    short = shortage(error)
+    if short:
+        text = f"{short} ({text[:300]})"
+    text = " ".join(text.split())
+    if place:  # a long text is cut, so that the place remains
+        text = f"{text[:450]}{place}"
+    reason = " ".join(text.split())[:500]
+
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
     trace = trace.encode("utf-8", "backslashreplace").decode()
-    return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
+    return Failure(reason=reason, kind=type(error).__name__, traceback=trace)
 
 
-def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[str, float]:
+def _train(job: Job, prepared: Prepared, context: Context, result: Result) -> dict[str, float]:
     """Train a cell, unless it tests a trained network; return the outcome, see `Training.outcome`."""
-    if cell.is_trained:
-        return cell.outcome or {}
-    _fit(cell, cell.in_training, context, result)
-    recipe = cell.recipe
+    if prepared.is_trained:
+        return prepared.outcome or {}
+    _fit(prepared, prepared.in_training, context, result)
+    recipe = prepared.recipe
     if job.keep_weights:  # weights of an earlier training must not be taken for this one's
         store.weights_path(context.environment.out, job.cell.id).unlink(missing_ok=True)
     early = None
     if recipe.patience:
-        assert cell.validation is not None and cell.data.validation is not None
-        early = EarlyStopping(cell.in_test, cell.validation, cell.data.validation.groups)
-    training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
-    steps, watch, checkpoint = training.steps, None, None
+        assert prepared.validation is not None and prepared.data.validation is not None
+        early = EarlyStopping(prepared.in_test, prepared.validation, prepared.data.validation.groups)
+    training = Training(
+        prepared.network, prepared.in_training, prepared.train, recipe, prepared.order, prepared.teacher, early
+    )
+    watch, checkpoint = None, None
     if recipe.watch:  # without checkpoints, as they do not contain what a Watch has measured
-        watch = Watch(training, cell.in_test, cell.test)
-    elif context.environment.execution.checkpoint and isinstance(steps, Autograd):
-        made_by = {
-            "cell": job.cell.id,
-            "revision of the strategy": job.origin.revision,
-            "start": cell.start.name,
-            "device": torch.device(context.environment.device).type,
-        }
-        path = store.checkpoint_path(context.environment.out, job.cell.id)
-        checkpoint = Checkpoint(path, training, context.environment.execution.checkpoint, made_by)
-        checkpoint.resume()
-    sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
-    outcome = training.run(_reports(job, context, 0 if sooner else training.total, watch or checkpoint))
-    result.notes |= _notes_on(cell, steps, checkpoint)
+        watch = Watch(training, prepared.in_test, prepared.test)
+    else:
+        checkpoint = _resumed(job, prepared, training, context)
+    each_step = watch or checkpoint
+    may_end_early = bool(recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience)
+    outcome = training.run(_reports(job, context, 0 if may_end_early else training.total, each_step))
+    result.notes |= _notes_on(prepared, training.steps, checkpoint)
     if watch is not None:
-        add_watch(result, watch, int(outcome["steps"]), cell.task)
+        add_watch(result, watch, int(outcome["steps"]), prepared.task)
     return outcome
+
+
+def _resumed(job: Job, prepared: Prepared, training: Training, context: Context) -> Checkpoint | None:
+    """Resume a training from its checkpoint, if any; return what stores its checkpoints, or None if nothing does."""
+    seconds = context.environment.execution.checkpoint
+    if not seconds or not isinstance(training.steps, Autograd):
+        return None
+    made_by = {
+        "cell": job.cell.id,
+        "revision of the strategy": job.origin.revision,
+        "start": prepared.start.name,
+        "device": torch.device(context.environment.device).type,
+    }
+    path = store.checkpoint_path(context.environment.out, job.cell.id)
+    checkpoint = Checkpoint(path, training, seconds, made_by)
+    checkpoint.resume()
+    return checkpoint
 
 
 def _reports(
@@ -279,60 +300,68 @@ def _reports(
         if first is not None:
             first(done)
         if total and done and time.monotonic() >= due:
-            context.begin([job.cell.id], done / total)
+            context.on_progress([job.cell.id], done / total)
             due = time.monotonic() + REPORT_INTERVAL
 
     return report
 
 
-def _fit(cell: Prepared, acting: Actor | None, context: Context, result: Result) -> None:
-    """Fit the strategy on training images, if it has a `fit` and was not fitted before."""
+def _fit(prepared: Prepared, acting: Actor | None, context: Context, result: Result) -> None:
+    """Fit the strategy on training images, if it has a `fit` and was not fitted before.
+
+    A strategy that acts in the training and in the test has one actor, which is fitted before the training only.
+    """
     if acting is None or "fit" in result.notes or not wants_images(acting):
         return
-    if cell.in_training is not None and cell.task.trains and not cell.start.head:
+    if prepared.in_training is not None and prepared.task.trains and not prepared.start.head:
         raise UnsupportedError(
             f"'{acting.strategy.name}' needs a trained network, but this training starts from random weights: it "
             "belongs to the tracks frozen and tuned"
         )
-    result.notes["fit"] = fit_on(cell, acting, context.fitted)
+    result.notes["fit"] = fit_on(prepared, acting, context.fitted)
 
 
-def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> dict[str, str]:
+def _notes_on(prepared: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> dict[str, str]:
     """Return notes on a training: resumed, batches in parts, and terms of the loss without effect."""
-    notes, actor = dict[str, str](), cell.in_training
+    notes: dict[str, str] = {}
     if checkpoint is not None and checkpoint.resumed:
         notes["resumed"] = str(checkpoint.resumed)
-    if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
+    # Batches are in the parts of the recipe at first. They are in more parts once memory was short.
+    if isinstance(steps, Autograd) and steps.parts > prepared.recipe.accumulate:
         notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
+    actor = prepared.in_training
     if actor is not None and actor.acts:
+        # What has no effect even with a teacher has weight 0. The rest lacks the teacher.
         weightless = actor.strategy.inactive(teacher=True)
-        untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
+        inactive = actor.strategy.inactive(prepared.teacher is not None)
+        untaught = [term for term in inactive if term not in weightless]
         reasons = {"weight 0": weightless, "no teacher": untaught}
-        if inactive := "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms):
-            notes["inactive"] = inactive
+        texts = [f"{', '.join(terms)}: {reason}" for reason, terms in reasons.items() if terms]
+        if texts:
+            notes["inactive"] = "; ".join(texts)
     return notes
 
 
-def _test(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
+def _test(job: Job, prepared: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
     """Test a trained cell and fill its result; store the weights if other cells need them."""
-    _fit(cell, cell.in_test, context, result)
+    _fit(prepared, prepared.in_test, context, result)
     execution = context.environment.execution
     key = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name
-    on_done = _reports(job, context, len(cell.test.labels)) if cell.is_trained else None
-    measure(result, cell, outcome, execution.batch, leaks=key not in context.trusted, on_done=on_done)
+    on_done = _reports(job, context, len(prepared.test.labels)) if prepared.is_trained else None
+    measure(result, prepared, outcome, execution.batch, leaks=key not in context.trusted, on_done=on_done)
     context.trusted.add(key)
     if "images_per_s" in result.metrics:
         alone = "alone on its machine" if context.environment.device == "cpu" else "alone on its GPU"
         result.notes["timed"] = alone if execution.exclusive else "perhaps beside other cells"
     if job.keep_weights:
-        content = weights_file(cell.network, cell.start.name, outcome)
+        content = weights_file(prepared.network, prepared.start.name, outcome)
         files.write_whole(store.weights_path(context.environment.out, job.cell.id), content)
         result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
 
 def measure(
     result: Result,
-    cell: Prepared,
+    prepared: Prepared,
     trained: dict[str, float],
     batch: int | None = None,
     *,
@@ -343,7 +372,7 @@ def measure(
 
     Args:
         result: the result to fill.
-        cell: the cell.
+        prepared: the cell.
         trained: the outcome of the training.
         batch: the test batch size to try first; None for `first_batch`.
         leaks: whether to check that results do not depend on labels or masks.
@@ -353,59 +382,64 @@ def measure(
         DivergedError: the weights or the test loss are not finite, see `_not_finite`.
         StrategyError: kept tokens or predictions depend on labels or masks.
     """
-    network = cell.network
-    result.schedule = cell.schedule
-    _check_weights_are_finite(cell)
-    _calibrate(result, cell)
-    first = batch or first_batch(network, cell.test)
-    if leaks and cell.in_test is not None:
-        check_leaks(network, cell.in_test, cell.test, cell.recipe, first)
-    has_mask = cell.test.relevance is not None
-    evaluation = evaluate(network, cell.in_test, cell.test, cell.recipe, first, choices=has_mask, on_done=on_done)
+    network = prepared.network
+    result.schedule = prepared.schedule
+    _check_weights_are_finite(prepared)
+    _calibrate(result, prepared)
+    first = batch or first_batch(network, prepared.test)
+    if leaks and prepared.in_test is not None:
+        check_leaks(network, prepared.in_test, prepared.test, prepared.recipe, first)
+    has_mask = prepared.test.relevance is not None
+    evaluation = evaluate(
+        network, prepared.in_test, prepared.test, prepared.recipe, first, choices=has_mask, on_done=on_done
+    )
     if not np.isfinite(evaluation.loss):
-        raise _not_finite(cell, f"the test loss is {evaluation.loss}")
+        raise _not_finite(prepared, f"the test loss is {evaluation.loss}")
 
     for name, value in trained.items():
-        result.add(name, value, len(cell.train.labels))
-    _add_validation(result, cell)
-    _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, cell, evaluation)
-    _add_spuriosity(result, cell)
-    _add_cost(result, network, cell.in_test, evaluation)
+        result.add(name, value, len(prepared.train.labels))
+    _add_validation(result, prepared)
+    _add_outcomes(result, prepared.task, prepared.data, evaluation)
+    _add_selection(result, prepared, evaluation)
+    _add_spuriosity(result, prepared)
+    _add_cost(result, network, prepared.in_test, evaluation)
     result.add("parameters", sum(weight.numel() for weight in network.module.parameters()), 1)
-    if cell.task.inputs == "images":
-        _add_timing(result, network, cell.in_test, cell.test, evaluation)
+    if prepared.task.inputs == "images":
+        _add_timing(result, network, prepared.in_test, prepared.test, evaluation)
     if batch or first > evaluation.batch:
         halved = f"; the device had no memory for {first}" if first > evaluation.batch else ""
         result.notes["test_batch"] = f"{evaluation.batch}{halved}"
-    if cell.start.name:
-        result.notes["initial_weights"] = cell.start.name
-    scoring = "" if cell.actor is None else network.cost.scoring(cell.actor.requires)
+    if prepared.start.name:
+        result.notes["initial_weights"] = prepared.start.name
+    scoring = "" if prepared.actor is None else network.cost.scoring(prepared.actor.requires)
     if scoring:
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 
 
-def _check_weights_are_finite(cell: Prepared) -> None:
+def _check_weights_are_finite(prepared: Prepared) -> None:
     """Raise DivergedError if a weight is infinite or not a number. On a GPU this waits once, not for each weight."""
-    are_finite = torch.stack([weight.isfinite().all() for weight in cell.network.module.parameters()])
+    are_finite = torch.stack([weight.isfinite().all() for weight in prepared.network.module.parameters()])
     if not bool(are_finite.all()):
-        raise _not_finite(cell, "the weights after the last step are not finite")
+        raise _not_finite(prepared, "the weights after the last step are not finite")
 
 
-def _not_finite(cell: Prepared, what: str) -> DivergedError:
+def _not_finite(prepared: Prepared, what: str) -> DivergedError:
     """Return the error for numbers that are not finite; they are the fault of the training only if the cell trains."""
-    if cell.task.trains and cell.outcome is None:
+    if prepared.task.trains and prepared.outcome is None:
         return DivergedError(f"training diverged: {what}")
     return DivergedError(f"the outputs of the trained network are not finite: {what}; check the weights and precision")
 
 
-def _calibrate(result: Result, cell: Prepared) -> None:
+def _calibrate(result: Result, prepared: Prepared) -> None:
     """Calibrate an adaptive strategy on training images, if any, so that it spends the budget."""
-    actor = cell.in_test
+    actor = prepared.in_test
     if actor is None or not actor.strategy.adaptive:
         return
-    if len(cell.train.labels) and (outcome := calibrate(cell.network, actor, cell.train)) is not None:
-        budget, ratio, images = outcome
+    if not len(prepared.train.labels):
+        return
+    calibrated = calibrate(prepared.network, actor, prepared.train)
+    if calibrated is not None:
+        budget, ratio, images = calibrated
         spent = f"{ratio:.4f} of the dense MACs on {images} training images"
         result.notes["calibration"] = f"counts of {budget.label}: {spent}"
 
@@ -420,15 +454,16 @@ def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:
     result.add("iterations", watch.iterations(task.success), n)
 
 
-def _add_validation(result: Result, cell: Prepared) -> None:
+def _add_validation(result: Result, prepared: Prepared) -> None:
     """Add the validation accuracy of the tested weights, and that of the worst group."""
-    split = cell.data.validation
-    if split is None or cell.validation is None:
+    split = prepared.data.validation
+    if split is None or prepared.validation is None:
         return
-    correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
+    evaluation = evaluate(prepared.network, prepared.in_test, prepared.validation, prepared.recipe)
+    correct = evaluation.predicted == split.labels
     result.metrics["validation_accuracy"] = share(correct)
-    if len(cell.data.group_names) > 1:
-        worst = np.nanmin(group_accuracies(correct, split.groups, len(cell.data.group_names)))
+    if len(prepared.data.group_names) > 1:
+        worst = np.nanmin(group_accuracies(correct, split.groups, len(prepared.data.group_names)))
         result.add("validation_worst_group_accuracy", float(worst), len(correct))
 
 
@@ -492,69 +527,89 @@ def _unit_of(task: Task, name: str) -> str:
     return units[name]
 
 
-def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> None:
+def _add_selection(result: Result, prepared: Prepared, evaluation: Evaluation) -> None:
     """Add precision, recall and AUROC of the selection of relevant tokens: at the end, and by block if several.
 
     They are None if the relevant tokens are unknown.
     """
-    if cell.test.relevance is None:
+    if prepared.test.relevance is None:
         for name in SELECTION:
             result.add(name, None, 0)
         return
-    matter = relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask)
-    end, *blocks = ((choice.block, *quality(choice.kept, choice.scores, matter)) for choice in evaluation.choices)
-    for name, value in zip(SELECTION, end[1:], strict=True):
+    matter = relevant(prepared.test.relevance.cpu().numpy(), prepared.data.test.mask)
+    at_end, *in_blocks = evaluation.choices
+    for name, value in zip(SELECTION, quality(at_end.kept, at_end.scores, matter), strict=True):
         result.add(name, value, len(evaluation.predicted))
-    if cell.network.cost.depth == 1 or not blocks:
+    if prepared.network.cost.depth == 1 or not in_blocks:
         return
-    names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
-    for name, values in zip(names, zip(*blocks, strict=True), strict=True):
-        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else float(value) for value in values)
+    result.samples["selection_blocks"] = tuple(float(choice.block) for choice in in_blocks)
+    measured = [quality(choice.kept, choice.scores, matter) for choice in in_blocks]
+    for name, values in zip(SELECTION, zip(*measured, strict=True), strict=True):
+        result.samples[f"{name}_by_block"] = tuple(None if np.isnan(value) else float(value) for value in values)
 
 
-def _add_spuriosity(result: Result, cell: Prepared) -> None:
+def _add_spuriosity(result: Result, prepared: Prepared) -> None:
     """Add the token spuriosity indices, if the task measures them: with the strategy, and without it (`_dense`).
 
     Each is computed over those of the first images that the network then classifies correctly, so the two may be of
     different images. The value is None if there is no such image.
     """
-    network, actor, samples = cell.network, cell.in_test, cell.test
-    if not isinstance(cell.task, PictureTask) or not cell.task.spuriosity or samples.relevance is None:
+    network, actor, samples = prepared.network, prepared.in_test, prepared.test
+    if not isinstance(prepared.task, PictureTask) or not prepared.task.spuriosity or samples.relevance is None:
         return
-    relevance = samples.relevance[: cell.task.spuriosity]
-    n, inside, labels = len(relevance), relevance.cpu().numpy() > 0, samples.labels[: len(relevance)].cpu().numpy()
+    relevance = samples.relevance[: prepared.task.spuriosity]
+    n = len(relevance)
+    inside = relevance.cpu().numpy() > 0
+    labels = samples.labels[:n].cpu().numpy()
     dense = influences(network, None, samples, n)
     acted = dense if actor is None else influences(network, actor, samples, n)
     if acted is None:
         result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
-    for end, outcome in (("", acted), ("_dense", dense)):
-        right = np.zeros(n, dtype=bool) if outcome is None else outcome[1] == labels
-        indices = (None, None) if outcome is None else token_spuriosity(outcome[0][right], inside[right])
-        for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
-            result.add(name + end, value, int(right.sum()))
+    for suffix, outcome in (("", acted), ("_dense", dense)):
+        a_tsi, m_tsi, number = None, None, 0
+        if outcome is not None:
+            values, predicted = outcome
+            correct = predicted == labels
+            a_tsi, m_tsi = token_spuriosity(values[correct], inside[correct])
+            number = int(correct.sum())
+        result.add(f"a_tsi{suffix}", a_tsi, number)
+        result.add(f"m_tsi{suffix}", m_tsi, number)
 
 
 def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
     """Add the realised MACs, the dense MACs and the planned share of the dense MACs."""
     cost, n = network.cost, len(evaluation.predicted)
-    full = cost.dense()
-    steps = evaluation.steps or full
+    dense_steps = cost.dense()
+    steps = evaluation.steps or dense_steps
+    planned_steps = dense_steps if actor is None else actor.planned
+    dense_macs, macs, planned_macs = cost.macs(dense_steps), cost.macs(steps), cost.macs(planned_steps)
+    # The counts of an adaptive strategy are limits, from which no MACs follow.
+    counts_are_limits = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
+
     result.trajectory = tuple(steps)
-    dense, macs = cost.macs(full), cost.macs(steps)
-    planned = dense if actor is None else cost.macs(actor.planned)
-    bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
     result.add("macs", macs, n)
-    result.add("macs_dense", dense, n)
-    result.add("macs_ratio", macs / dense, n)
+    result.add("macs_dense", dense_macs, n)
+    result.add("macs_ratio", macs / dense_macs, n)
     if len(evaluation.macs) and np.ptp(evaluation.macs):
         result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
-    result.add("macs_ratio_planned", None if bounds else planned / dense, n)
-    plans = steps, actor.planned if actor else full
-    counts = [[(step.tokens_in, step.tokens_out) for step in row] for row in plans]
-    # Products of the strategy's own that cost more than it saves are not planned.
-    network_macs = [total - sum(step.own for step in row) for total, row in zip((macs, planned), plans, strict=True)]
-    if counts[0] == counts[1] and abs(network_macs[0] / network_macs[1] - 1) > MISPLANNED:
-        result.notes["cost_model"] = f"{macs / dense:.3f} of the dense MACs, planned as {planned / dense:.3f}"
+    result.add("macs_ratio_planned", None if counts_are_limits else planned_macs / dense_macs, n)
+    if _is_misplanned(steps, macs, planned_steps, planned_macs):
+        shares = f"{macs / dense_macs:.3f} of the dense MACs, planned as {planned_macs / dense_macs:.3f}"
+        result.notes["cost_model"] = shares
+
+
+def _is_misplanned(steps: Sequence[Step], macs: float, planned_steps: Sequence[Step], planned_macs: float) -> bool:
+    """Return whether the MACs are not as planned, see MISPLANNED, although the token counts are.
+
+    Products of the strategy's own do not count: they are not planned if they cost more than the strategy saves.
+    """
+    counts = [(step.tokens_in, step.tokens_out) for step in steps]
+    planned_counts = [(step.tokens_in, step.tokens_out) for step in planned_steps]
+    if counts != planned_counts:
+        return False
+    of_network = macs - sum(step.own for step in steps)
+    planned_of_network = planned_macs - sum(step.own for step in planned_steps)
+    return abs(of_network / planned_of_network - 1) > MISPLANNED
 
 
 def _add_timing(
@@ -570,7 +625,7 @@ def _add_timing(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Make torch deterministic in this context: one thread, no TF32, deterministic kernels where they exist."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     memory: Any = torch.utils.deterministic
@@ -599,15 +654,15 @@ def main(line: Line) -> None:
     environment: RunEnvironment = line.recv()
     registry, timeout = Registry(), environment.execution.limits()[0]
 
-    def begin(cells: Sequence[str], share: float) -> None:
-        if not share:
+    def on_progress(cells: Sequence[str], share: float) -> None:
+        if share == 0:
             forget_peak()
-        if not share and timeout:  # shortly before the time limit, even if a thread holds the GIL
-            faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
+            if timeout:  # shortly before the time limit, even if a thread holds the GIL
+                faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
         line.say(Message(at=tuple(cells), share=share))
 
-    context = Context(environment, True, begin)
-    with one_thread(), warnings.catch_warnings():
+    context = Context(environment, alone=True, on_progress=on_progress)
+    with deterministic(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         machine()  # cached now, before third-party code can change it
         line.say(Message())

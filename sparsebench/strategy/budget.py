@@ -29,13 +29,14 @@ AMOUNTS = {
     "counts": "counts {}",
 }
 """The fields that set the amount, each with the form of the amount in a label."""
-SHARED = ("macs", "keep_rate")
+ANY_SITE = ("macs", "keep_rate")
 """Amounts that every strategy can have, at every site."""
-SHARES = {
+FRACTIONS = {
     "macs": "fraction of MACs",
     "keep_rate": "keep rate",
     "ratio": "share of its tokens that a block keeps (ratio)",
 }
+"""Amounts in (0, 1], each with its name in errors."""
 LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
 """Fields that budgets in older records lack, with the values that these budgets imply."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -90,12 +91,12 @@ class Budget(BaseModel):
             _check_per_block(value)
         if data.get("schedule") == AUTO:
             _check_auto(key, data)
-        if key not in SHARED:
+        if key not in ANY_SITE:
             _check_schedule(key, data)
         if key in ("per_block", "counts"):
             return data
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            raise UserError(SHARES[key], got=value, allowed="(0, 1]")
+            raise UserError(FRACTIONS[key], got=value, allowed="(0, 1]")
         return data | {key: float(value)}
 
     @model_validator(mode="after")

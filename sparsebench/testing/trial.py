@@ -16,7 +16,7 @@ from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.records.reports import Group
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plan_checks import check_form, check_numbers
@@ -211,7 +211,7 @@ class Check:
 
     def __call__(self, strategy: Strategy) -> str:
         """Run the check as cells are run, on one thread, without warnings; modes and random states are restored."""
-        with keep_modes(), one_thread(), warnings.catch_warnings():
+        with keep_modes(), deterministic(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self._on_each(strategy) if self.cases else self.function(strategy) or ""
 

@@ -85,17 +85,17 @@ def choose(
     if len(proposed) > 1:
         dense = _outputs(network, None, samples, rows)
 
-        def measure(number: int, count: int) -> np.ndarray:
-            actor = Actor(strategy, proposed[number].schedule.budget, network.cost, network.grid, stream)
+        def measure(index: int, count: int) -> np.ndarray:
+            actor = Actor(strategy, proposed[index].schedule.budget, network.cost, network.grid, stream)
             outputs = _outputs(network, actor, samples, rows[:count])
             return distances(dense[:count], outputs, classifies)
 
-        measured = [measure(number, FEW) for number in range(len(proposed))]
-        by_distance = sorted(range(len(proposed)), key=lambda number: (_mean(measured[number]), number))
-        best = sorted(by_distance[:BEST])
+        measured = [measure(index, FEW) for index in range(len(proposed))]
+        by_distance = sorted(range(len(proposed)), key=lambda index: (_mean(measured[index]), index))
+        best = sorted(by_distance[:BEST])  # in the order of candidates again, which breaks ties
         if len(rows) > FEW:
-            for number in best:
-                measured[number] = measure(number, len(rows))
+            for index in best:
+                measured[index] = measure(index, len(rows))
         chosen = _first_of_the_closest(best, measured)
     else:
         chosen = 0
@@ -108,13 +108,13 @@ def choose(
     return Chosen(proposed[chosen].schedule.budget, choice)
 
 
-def _first_of_the_closest(numbers: Sequence[int], measured: Sequence[np.ndarray]) -> int:
+def _first_of_the_closest(indices: Sequence[int], measured: Sequence[np.ndarray]) -> int:
     """Return the first of these candidates that is not clearly farther from dense than the closest one."""
-    closest = min(numbers, key=lambda number: (_mean(measured[number]), number))
-    for number in numbers:
-        difference = measured[number] - measured[closest]
+    closest = min(indices, key=lambda index: (_mean(measured[index]), index))
+    for index in indices:
+        difference = measured[index] - measured[closest]
         if _mean(difference) <= _standard_error(difference):
-            return number
+            return index
     return closest
 
 

@@ -71,7 +71,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
     with beat(tmp_path, plan.forecast, 2):
-        plan.forecast.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
+        plan.forecast.on_progress([plan.jobs[0].cell.id], 0.0, time.time() - 100)
         assert soon(lambda: any(run.running for run in underway(tmp_path).values()))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]

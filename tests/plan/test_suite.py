@@ -413,3 +413,26 @@ def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     monkeypatch.setattr(run, "plan_of", lambda *_: done)
     shown = Trainer(Files(data_root=tmp_path), Execution("cpu"), tmp_path / "out").plan(Request(), Registry())
     assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}
+
+
+@pytest.mark.parametrize(
+    ("where", "requested", "is_chosen"),
+    [
+        ("test", "both", True),
+        ("both", "test", True),
+        ("train", "test", True),
+        ("both", "both", False),
+        ("train", "both", False),
+        ("test", "train", False),
+    ],
+)
+def test_a_schedule_is_chosen_only_where_strategies_act_in_the_test_alone(
+    own: Any, where: str, requested: str, is_chosen: bool
+) -> None:
+    suite = own(TOML.replace("n_train", f'where = "{where}"\nn_train'))
+    request = Request(plugins=("attn_topk:macs=0.5,schedule=auto",), suite=suite, where=requested)
+    if is_chosen:
+        assert {budget.schedule for budget in budgets_of(expand(request, Registry()), "attn_topk")} == {"auto"}
+    else:
+        with pytest.raises(UserError, match="schedule=auto"):
+            expand(request, Registry())

@@ -112,7 +112,7 @@ def test_the_workers_share_what_is_left(
 ) -> None:
     jobs = jobs_of()[:cells]
     remaining = Forecast(jobs, [took(jobs[0], 10.0)])
-    remaining.begin(list(remaining.left)[:begun], 0.0, 100.0)
+    remaining.on_progress(list(remaining.left)[:begun], 0.0, 100.0)
     assert [remaining.time_left(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
 
 
@@ -120,18 +120,18 @@ def test_a_training_that_reports_progress_is_estimated_by_it() -> None:
     """A training that says how far it is is known and so are those like it."""
     jobs = jobs_of(seeds=1)[:3]
     remaining = Forecast(jobs)
-    remaining.begin([jobs[0].cell.id], 0.0, 0.0)
-    remaining.begin(["another run's"], 0.0, 0.0)
+    remaining.on_progress([jobs[0].cell.id], 0.0, 0.0)
+    remaining.on_progress(["another run's"], 0.0, 0.0)
     assert remaining.time_left(1, 5.0) is None
-    remaining.begin([jobs[0].cell.id], 0.2, 10.0)
+    remaining.on_progress([jobs[0].cell.id], 0.2, 10.0)
     assert remaining.time_left(1, 10.0) == pytest.approx(40.0 + 2 * 50.0)
-    remaining.begin([jobs[0].cell.id], 0.1, 30.0)  # begun again
-    remaining.begin([jobs[0].cell.id], 0.2, 40.0)
+    remaining.on_progress([jobs[0].cell.id], 0.1, 30.0)  # begun again
+    remaining.on_progress([jobs[0].cell.id], 0.2, 40.0)
     assert remaining.time_left(3, 40.0) == pytest.approx(50.0)
     remaining.done(took(jobs[0], 60.0))
     assert remaining.time_left(1, 50.0) == pytest.approx(120.0)
-    remaining.begin([jobs[1].cell.id], 0.0, 50.0)
-    remaining.begin([jobs[1].cell.id], 0.05, 60.0)  # its own progress counts more than finished cells
+    remaining.on_progress([jobs[1].cell.id], 0.0, 50.0)
+    remaining.on_progress([jobs[1].cell.id], 0.05, 60.0)  # its own progress counts more than finished cells
     assert remaining.time_left(2, 60.0) == pytest.approx(190.0)
 
 
@@ -146,7 +146,7 @@ def simulated(
         for worker in sorted(idle):
             for job in queue.take(wait=False) or ():
                 idle.remove(worker)
-                expected.begin([job.cell.id], 0.0, now)
+                expected.on_progress([job.cell.id], 0.0, now)
                 heapq.heappush(under_way, (now + seconds[job.cell.id], worker, job))
         if not under_way:
             return now, estimates

@@ -36,9 +36,9 @@ def records_of(
     cluster: clusters.Cluster,
     jobs: list[Job],
     out: Path,
-    on_begin: Any = lambda cells, share: None,
+    on_progress: Any = lambda cells, share: None,
 ) -> Iterator[Record]:
-    return cluster.records(Queue(jobs, begin=on_begin), RunEnvironment(out=out, device="cpu"))
+    return cluster.records(Queue(jobs, on_progress=on_progress), RunEnvironment(out=out, device="cpu"))
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -66,7 +66,7 @@ def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path,
     jobs = jobs_of(str(samples / "good.py"), n_train=(4,))
     here = by_cell(inline(jobs, Registry(), tmp_path / "here"))
     begun: list[str] = []
-    there = by_cell(records_of(cluster, jobs, tmp_path / "there", on_begin=lambda cells, share: begun.extend(cells)))
+    there = by_cell(records_of(cluster, jobs, tmp_path / "there", on_progress=lambda cells, share: begun.extend(cells)))
     assert there == here and {record["status"] for record in here.values()} == {"ok"}
     assert set(begun) == here.keys()
     assert [path.name for path in (tmp_path / "there" / "environments").iterdir()] == [
@@ -121,7 +121,7 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 ) -> None:
     jobs = [job for job in jobs_of(str(samples / "sleeps.py"), n_train=(4,)) if job.label == "sleeps"]
     begun = threading.Event()
-    running = records_of(cluster, jobs, tmp_path, on_begin=lambda cells, share: begun.set())
+    running = records_of(cluster, jobs, tmp_path, on_progress=lambda cells, share: begun.set())
 
     def wait() -> None:  # a closed client may or may not raise here
         with suppress(UserError):

@@ -26,7 +26,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner import devices
 from sparsebench.runner.devices import NUMERIC_VARIABLES, THREADS, places, turn, variables
 from sparsebench.runner.process import memory_over
-from sparsebench.runner.run_cell import one_thread
+from sparsebench.runner.run_cell import deterministic
 
 DESCRIBE = "import json; from sparsebench.runner.devices import machine; print(json.dumps(machine()))"
 
@@ -64,7 +64,7 @@ def test_cells_have_one_thread_and_exact_kernels() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     before = values()
-    with one_thread():
+    with deterministic():
         assert values() == [1, True, "ieee", *before[3:]]
     assert values() == before
     torch.set_num_threads(threads)

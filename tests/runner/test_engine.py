@@ -208,7 +208,7 @@ def test_an_engine_says_which_share_of_a_training_is_done(tmp_path: Path) -> Non
     task = "composite:pretrain_epochs=0,epochs=6,test=4"
     jobs = jobs_of(str(file), suite="quick-scratch", tasks=(task,), n_train=(2,))
     reports: list[tuple[Sequence[str], float]] = []
-    queue = Queue([job for job in jobs if job.label == "slow"], begin=lambda *report: reports.append(report))
+    queue = Queue([job for job in jobs if job.label == "slow"], on_progress=lambda *report: reports.append(report))
     (record,) = in_workers(1, queue, RunEnvironment(out=tmp_path / "out", device="cpu"))
     assert record.status == "ok", record.failure
     shares = [share for cells, share in reports if list(cells) == [record.cell_id]]

@@ -338,7 +338,7 @@ def test_a_training_says_which_share_of_its_steps_is_done(
     monkeypatch.setattr(run_cell, "REPORT_INTERVAL", 0.0)
     reports: list[float] = []
     jobs = job_of("dense", f"composite:{recipe},test=10,pretrain_epochs=0", n_train=8)
-    context = Context(RunEnvironment(out=tmp_path, device="cpu"), begin=lambda _, done: reports.append(done))
+    context = Context(RunEnvironment(out=tmp_path, device="cpu"), on_progress=lambda _, done: reports.append(done))
     assert [record.status for record in run_cell.run_cells(jobs, Registry(), context)] == ["ok"]
     assert reports == [0.0, *shares]
 

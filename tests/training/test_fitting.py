@@ -18,7 +18,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner import prepare
 from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.run_cell import one_thread, run_cells
+from sparsebench.runner.run_cell import deterministic, run_cells
 
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
 PLUGIN = """
@@ -64,7 +64,7 @@ def jobs_of(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def run(jobs: list[Job], out: Path, context: Context | None = None) -> Record:
     """Return the record of the last job; the learned tensors are in the context."""
-    with one_thread():
+    with deterministic():
         return list(run_cells(jobs, Registry(), context or context_of(out)))[-1]
 
 
@@ -169,7 +169,7 @@ def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_o
     cell = from_new.cell.model_copy(update={"init": dense.cell})
     tuned = from_new.model_copy(update={"cell": cell, "after": dense.cell.id, "keep_weights": True})
     context = context_of(tmp_path)
-    with one_thread():
+    with deterministic():
         records = list(run_cells([*starts, tested, tuned], Registry(), context))
     assert [one.status for one in records] == ["ok"] * len(records), records[-1].failure
     first, second = load_file(store.weights_path(tmp_path, dense.cell.id)), store.weights_path(tmp_path, cell.id)
