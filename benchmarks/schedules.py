@@ -127,7 +127,6 @@ def vit_s(out: Path, weights: Path, images: str, backgrounds: str, test: int, fo
     plugins = [f"{name}:schedule=auto" for name in STRATEGIES]
     request = Request(
         plugins=plugins,
-        suite="real",
         tasks=f"composite:foreground={foreground},placement=tiles,test={test}",
         model="timm:vit_small_patch14_dinov2",
         macs=(0.5, 0.3),
@@ -151,9 +150,8 @@ def show(file: Path) -> None:
         best = [max(candidate["accuracy"] for candidate in line["candidates"]) for line in group]
         first = [line["candidates"][0]["accuracy"] for line in group if line["candidates"][0]["name"] == "default"]
         regret = np.mean(np.array(best) - np.array(chosen))
-        regrets.append(
-            [strategy, macs, task, len(group), *(100 * np.mean(x) for x in (first, chosen, best)), 100 * regret]
-        )
+        means = [100 * np.mean(values) if values else "-" for values in (first, chosen, best)]
+        regrets.append([strategy, macs, task, len(group), *means, 100 * regret])
         accuracies: dict[str, list[float]] = defaultdict(list)
         picked: dict[str, int] = defaultdict(int)
         for line in group:

@@ -23,11 +23,12 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, canonical
-from sparsebench.runner.prepare import Prepared, fit_on, strategy_of, wants_images
+from sparsebench.runner.prepare import Context, Prepared, choose_schedule, fit_on, strategy_of, wants_images
 from sparsebench.runner.run_cell import deterministic, failure_of
 from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import AUTO
 from sparsebench.tasks.base import relevant
 from sparsebench.training.evaluation import Choice, evaluate
 from sparsebench.training.fit import calibrate
@@ -97,7 +98,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     with deterministic():
         cell = load_cell(job, registry, context)
         shape = len(cell.test.labels), cell.network.cost.tokens
-        stages = _stages([_choices(*side, cell) for side in sides], shape)
+        stages = _stages([_choices(*side, cell, context) for side in sides], shape)
     a, b = ((job.label, job.cell.budget.label) for job, _ in sides)
     if not stages:
         raise UserError(
@@ -158,12 +159,15 @@ def _load_strategy(job: Job, registry: Registry) -> Strategy:
     return strategy
 
 
-def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
+def _choices(job: Job, strategy: Strategy, cell: Prepared, context: Context) -> list[Choice]:
     """Return the choices of a strategy in the test."""
     network, setting = cell.network, cell.cell
     stream = seeds.seed_of("compare", setting.task.name, setting.n_train, setting.repetition, _key(job))
     try:
-        actor = Actor(strategy, job.cell.budget, network.cost, network.grid, stream)
+        budget = job.cell.budget
+        if budget.schedule == AUTO:
+            budget, _ = choose_schedule(job.cell, strategy, network, cell.train, cell.task, context)
+        actor = Actor(strategy, budget, network.cost, network.grid, stream)
         if wants_images(actor):
             fit_on(cell, actor, {})
         if strategy.adaptive and len(cell.train.labels):

@@ -213,7 +213,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     teacher = _teacher_of(network, strategy) if strategy.distils and start.head else None
     budget, choice = cell.budget, None
     if budget.schedule == AUTO:
-        budget, choice = _choose_schedule(cell, strategy, network, train, task, context)
+        budget, choice = choose_schedule(cell, strategy, network, train, task, context)
     actor = _actor(cell, strategy, budget, network, task)
     return Prepared(cell, task, data, network, actor, choice, train, test, validation, start, teacher, outcome)
 
@@ -272,7 +272,7 @@ def _teacher_of(network: Network, strategy: Strategy) -> Any:
     return teacher
 
 
-def _choose_schedule(
+def choose_schedule(
     cell: Cell, strategy: Strategy, network: Network, train: Samples, task: Task, context: Context
 ) -> tuple[Budget, ScheduleChoice]:
     """Choose the schedule of a strategy on training images, or on those of `Task.schedule_images`.

@@ -1,5 +1,6 @@
 """Chosen schedules on a user's network: the command `schedules`, `apply`, and runs on folders of pictures."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,14 @@ def test_token_counts_are_shown_before_a_run_and_in_the_description_of_a_strateg
     assert f"composite, attn_topk, macs 0.5: {counts} of 64 tokens after blocks 1, 2, 4" in planned.output
     shown = call("show", "attn_topk")
     assert "after blocks 3, 6, 9" in shown.output and "after block" not in call("show", "patch_variance").output
+
+
+def test_compare_uses_the_schedules_of_a_run(tmp_path: Path) -> None:
+    options = {"suite": "embedded", "tasks": "composite:test=40", "macs": 0.3, "seeds": 1, "jobs": 0}
+    sparsebench.run(plugins="divprune:schedule=auto", out=tmp_path, **options)
+    (record,) = (each for each in store.read(tmp_path).values() if each.label == "divprune")
+    assert record.schedule is not None
+    words = ["divprune:schedule=auto", "patch_variance", "--suite", "embedded", "--task", "composite:test=40"]
+    printed = call("compare", *words, "--macs", "0.3", "--out", tmp_path, "--jobs", "0", "--json")
+    rows = json.loads(printed.output)["rows"]
+    assert rows[-1]["kept_a"] == record.schedule.best.counts[-1]
