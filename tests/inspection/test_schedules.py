@@ -137,5 +137,5 @@ def test_compare_uses_the_schedules_of_a_run(tmp_path: Path) -> None:
     assert record.schedule is not None
     words = ["divprune:schedule=auto", "patch_variance", "--suite", "embedded", "--task", "composite:test=40"]
     printed = call("compare", *words, "--macs", "0.3", "--out", tmp_path, "--jobs", "0", "--json")
-    rows = json.loads(printed.output)["rows"]
+    rows = json.loads(printed.stdout)["rows"]
     assert rows[-1]["kept_a"] == record.schedule.best.counts[-1]
