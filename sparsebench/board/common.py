@@ -115,7 +115,8 @@ def common_of(comparison: Comparison) -> Common:
     no_common_cell = not is_common.any()
     lacks_result = (is_expected & ~cells.has_result).any(axis=1) | no_common_cell
 
-    # A whole curve is incomplete if one of its compared points is, or if it lacks a common budget.
+    # A whole curve is incomplete if one of its compared points is, or if it lacks a common budget. A point that is not
+    # compared can be incomplete alone.
     incomplete_points = lacks_result.index[lacks_result & is_compared]
     incomplete_curves = set(entries.loc[[*incomplete_points, *budgets.lacking], "curve_key"].dropna())
     is_incomplete = lacks_result | entries["curve_key"].isin(incomplete_curves)
@@ -180,7 +181,7 @@ def _cells(comparison: Comparison) -> _Cells:
 
     place_of_cell = {cell: place for place, cell in enumerate(has_record.columns)}
     place_of_first_test = np.arange(len(place_of_cell))
-    if not pictures_vary:
+    if not pictures_vary:  # otherwise each test of a network has other pictures, and stands for itself
         for (n_train, seed, _), place in place_of_cell.items():
             place_of_first_test[place] = place_of_cell.get((n_train, seed, 0), place)
     return _Cells(has_record, has_result, is_further, place_of_first_test, can_draw)

@@ -180,18 +180,15 @@ class TokenSchedule:
     def counts_for_rate(self, rate: float) -> tuple[int, ...]:
         """Return the token count after each block for a rate, see `rate`."""
         budget, tokens = self.budget, self.cost.tokens
-        gamma = budget.gamma if self.kind == "late" else 0.0
         is_bisected = budget.macs is not None
         if self.staged:
             counts = counts_at(rate, budget.convention, tokens, len(self.blocks), self.traits.fuses)
-        elif is_bisected:
-            # Rates in (0, 1] request any number of removals. For small budgets this is more than there are tokens; the
-            # last blocks then have one token.
-            removed = (1 / rate - 1) * tokens
-            counts = spread(removed, tokens, self.blocks, self.cost.depth, gamma)
-        else:  # the rate is the share of the tokens that stays after the last block
-            removed = (1 - rate) * tokens
-            counts = spread(removed, tokens, self.blocks, self.cost.depth, gamma)
+        else:
+            # A keep rate is the share of the tokens that stays after the last block. A bisected rate in (0, 1] requests
+            # any number of removals: for small budgets more than there are tokens, and the last blocks have one token.
+            share_removed = 1 / rate - 1 if is_bisected else 1 - rate
+            gamma = budget.gamma if self.kind == "late" else 0.0
+            counts = spread(share_removed * tokens, tokens, self.blocks, self.cost.depth, gamma)
         # A keep rate has the meaning of published methods. In a bisection the MACs must increase with the rate. They
         # would not if tokens that one stage cannot remove stayed for good.
         return cap_counts(counts, tokens, self.traits.most, later=is_bisected)
@@ -460,6 +457,7 @@ def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool =
     """
     capped = [tokens]
     for before, after in pairwise([tokens, *counts]):
-        removed = (capped[-1] if later else before) - after
-        capped.append(capped[-1] - min(removed, math.floor(most * capped[-1] + TINY)))
+        present = capped[-1]
+        removed = (present if later else before) - after
+        capped.append(present - min(removed, math.floor(most * present + TINY)))
     return tuple(capped[1:])

@@ -88,9 +88,9 @@ def fit_budget(
     """Return the budget with the blocks and the convention that the strategy uses on a network.
 
     The blocks are those of the budget, or else of the suite, which are for the suite's own models. The suite's blocks
-    are left out if the strategy acts at the input, or uses these blocks anyway: the budget then has one name on all
-    tasks. With schedule=auto the blocks are chosen later, on the network; the word is left out if there is nothing to
-    choose.
+    are left out if the strategy acts at the input, or without stages in these blocks anyway: the budget then has one
+    name on all tasks. With schedule=auto the blocks are chosen later, on the network; the word is left out if there is
+    nothing to choose.
 
     Raises:
         UserError: the budget does not fit the strategy or the model.
@@ -136,7 +136,10 @@ def _check_schedule_of(budget: Budget, strategy: Strategy) -> None:
 def _with_blocks_of_suite(
     budget: Budget, traits: Traits, suite_blocks: tuple[int, ...] | None, deep: CostModel | None
 ) -> Budget:
-    """Return a budget without blocks with those of the suite, if the strategy can act there and would not do so anyway.
+    """Return a budget without blocks with those of the suite, if the strategy can act there.
+
+    A strategy that acts in other blocks than stages has the suite's blocks only if they differ from its own. The budget
+    of one that acts in stages always names them.
 
     Args:
         budget: the budget.
@@ -147,13 +150,13 @@ def _with_blocks_of_suite(
     blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits))
     if not blocks or (budget.counts is not None and len(budget.counts) != len(blocks)):
         return budget
-    removes_in_stages = kind_of(budget, traits) == "stages"
-    usual = None
-    if deep is not None and budget.counts is None:
-        usual = TokenSchedule(budget, traits, deep).blocks
-    if removes_in_stages or (deep is not None and blocks != usual):
-        return budget.model_copy(update={"blocks": blocks})
-    return budget
+    with_blocks = budget.model_copy(update={"blocks": blocks})
+    if kind_of(budget, traits) == "stages":
+        return with_blocks
+    if deep is None:
+        return budget
+    usual = None if budget.counts is not None else TokenSchedule(budget, traits, deep).blocks
+    return budget if blocks == usual else with_blocks
 
 
 ALL = "all"

@@ -390,6 +390,7 @@ def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> 
             got=f"--precision {precision}",
             next_step=f"if the model supports it, train in it with --model {model.name}:precision={precision}",
         )
+    # This raises an error if the model does not support it.
     fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
     return precision
 

@@ -111,11 +111,12 @@ def choose(
 def _first_of_the_closest(indices: Sequence[int], measured: Sequence[np.ndarray]) -> int:
     """Return the first of these candidates that is not clearly farther from dense than the closest one."""
     closest = min(indices, key=lambda index: (_mean(measured[index]), index))
-    for index in indices:
+
+    def is_close(index: int) -> bool:
         difference = measured[index] - measured[closest]
-        if _mean(difference) <= _standard_error(difference):
-            return index
-    return closest
+        return _mean(difference) <= _standard_error(difference)
+
+    return next(index for index in indices if is_close(index))  # the closest one is close to itself
 
 
 def _mean(values: np.ndarray) -> float:
