@@ -20,7 +20,7 @@ from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
 from sparsebench.files import cache_folder, files_in, write_whole
 from sparsebench.measure.cost import plain_vit_cost
-from sparsebench.measure.schedule import TokenSchedule, only_schedule
+from sparsebench.measure.schedule import TokenSchedule, counts_text, only_schedule
 from sparsebench.plan import suite as suites
 from sparsebench.plan.contenders import BUDGET_KEYS
 from sparsebench.plugin.registry import Registry, distribution, entries, files_of, is_shipped
@@ -232,11 +232,10 @@ def _default_schedule(cls: Any) -> list[str]:
         return []
     strategy = cls()
     network = plain_vit_cost(384, 12, 6, tokens=196, embed=3 * 16**2 * 384, classes=1000)
-    counts = TokenSchedule(Budget(macs=0.5), strategy.traits(), network)
-    at_most = "at most " if cls.adaptive else ""
+    counts = counts_text(strategy, TokenSchedule(Budget(macs=0.5), strategy.traits(), network))
     why = only_schedule(strategy)
     others = f"its only one, as {why}" if why else f"`sparsebench schedules {cls.name}` compares others"
-    return [f"schedule at 0.5 of the MACs of DeiT-S: {at_most}{counts}; {others}"]
+    return [f"schedule at 0.5 of the MACs of DeiT-S: {counts}; {others}"]
 
 
 @click.command()

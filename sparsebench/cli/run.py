@@ -185,7 +185,7 @@ MOST_COUNTS = 40
 
 def _token_counts(plan: Plan, registry: Registry) -> list[str]:
     """Return lines with the tokens after each block, for each strategy and budget on deep networks."""
-    from sparsebench.measure.schedule import TokenSchedule
+    from sparsebench.measure.schedule import TokenSchedule, counts_text
     from sparsebench.plan.contenders import closed_cost
 
     lines: dict[str, None] = {}
@@ -203,8 +203,8 @@ def _token_counts(plan: Plan, registry: Registry) -> list[str]:
         if cell.budget.schedule == AUTO:
             lines[f"{name}: chosen on each network"] = None
         else:
-            at_most = "at most " if cls.adaptive else ""
-            lines[f"{name}: {at_most}{TokenSchedule(cell.budget, strategy.traits(), cost)}"] = None
+            schedule = TokenSchedule(cell.budget, strategy.traits(), cost)
+            lines[f"{name}: {counts_text(strategy, schedule)}"] = None
     if len(lines) > MOST_COUNTS:
         return [*list(lines)[:MOST_COUNTS], f"and {len(lines) - MOST_COUNTS} other schedules"]
     return list(lines)

@@ -382,12 +382,12 @@ def choose_on_images(network: DeepViT, strategy: Strategy, budget: Budget, image
         UserError: the images do not fit the model.
     """
     _check_images(network, images)
-    inputs = network.restore(images.to(next(network.module.parameters()).device))
+    inputs = network.restore(images[:MANY].to(next(network.module.parameters()).device))
     samples = Samples(inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device), None)
     stream = seeds.seed_of("schedule", "apply", seed)
     classifies = network.module.num_classes > 0
     was_training = network.module.training
-    chosen = choose(network, strategy, budget, samples, samples.items[:MANY], stream, classifies=classifies)
+    chosen = choose(network, strategy, budget, samples, samples.items, stream, classifies=classifies)
     network.module.train(was_training)
     return chosen
 

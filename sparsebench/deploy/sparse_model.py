@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step, mean_step
+from sparsebench.measure.schedule import counts_text
 from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
@@ -278,8 +279,7 @@ class SparseModel(nn.Module):
         """Return the strategy, the MACs and the token counts, for `repr`."""
         facts = [self.spec, f"{self.macs_ratio:.3f} of the MACs"]
         if self._actor.strategy.budgeted:
-            at_most = "at most " if self._actor.strategy.adaptive else ""
-            facts.append(f"{at_most}{self._actor.schedule}")
+            facts.append(counts_text(self._actor.strategy, self._actor.schedule))
         return ", ".join(facts)
 
 

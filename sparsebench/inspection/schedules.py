@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsebench import seeds
+from sparsebench.deploy.apply import spec_of
 from sparsebench.errors import UserError
 from sparsebench.inspection.pictures import Trainer, load_cell
 from sparsebench.measure.schedule import blocks_text, only_schedule
@@ -24,7 +25,7 @@ from sparsebench.runner.prepare import Context, Prepared, prepare
 from sparsebench.runner.run_cell import deterministic
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
-from sparsebench.strategy.spec import words_of
+from sparsebench.strategy.spec import parse
 from sparsebench.training.evaluation import seconds_per_batch
 from sparsebench.training.schedules import MANY, Chosen, choose
 from sparsebench.training.steps import Samples
@@ -132,7 +133,7 @@ def _at_budget(
     budget = fit_budget(Budget(macs=share, schedule=AUTO), strategy, None, network.cost)
     if budget.schedule != AUTO:
         reason = only_schedule(strategy) or "no token is removed, or the network has one block"
-        return Schedules(words, share, (), 0, (), _with_budget(words, budget), reason, "", 0, "", "")
+        return Schedules(words, share, (), 0, (), spec_of(strategy, budget, parse(words).name), reason, "", 0, "", "")
     stream = seeds.seed_of("schedule", cell.task.name, strategy.name)
     classifies = cell.recipe.loss == "cross-entropy"
 
@@ -152,19 +153,13 @@ def _at_budget(
         candidates=chosen.choice.candidates,
         chosen=chosen.choice.chosen,
         speeds=tuple(speeds),
-        words=_with_budget(words, chosen.counts),
+        words=spec_of(strategy, chosen.counts, parse(words).name),
         reason="",
         on_others=again,
         images=len(first),
         source=source,
         distance=chosen.choice.distance,
     )
-
-
-def _with_budget(words: str, budget: Budget) -> str:
-    """Return the words of a strategy without a budget, with this budget."""
-    typed = words_of(budget.model_dump(exclude_unset=True, exclude_none=True))
-    return words + (typed if ":" not in words else typed.replace(":", ",", 1))
 
 
 def _speed(cell: Prepared, strategy: Strategy, budget: Budget, samples: Samples, stream: int) -> float:

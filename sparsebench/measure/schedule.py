@@ -288,6 +288,11 @@ def only_schedule(strategy: Strategy) -> str:
     return ""
 
 
+def counts_text(strategy: Strategy, schedule: TokenSchedule) -> str:
+    """Return the token counts of a strategy's schedule in words; those of an adaptive strategy are upper bounds."""
+    return f"at most {schedule}" if strategy.adaptive else str(schedule)
+
+
 def blocks_text(blocks: Sequence[int]) -> str:
     """Return block numbers in words, such as "blocks 1, 4, 7" or "blocks 0 to 11"."""
     if len(blocks) == 1:

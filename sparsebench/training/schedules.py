@@ -80,22 +80,22 @@ def choose(
         source: what the images are, for the record.
     """
     proposed = candidates(budget, strategy.traits(), network.cost)
-    assert budget.macs is not None
     measured = [np.empty(0)] * len(proposed)
     if len(proposed) > 1:
         dense = _outputs(network, None, samples, rows)
 
-        def measure(index: int, count: int) -> np.ndarray:
+        def outputs_with(index: int, part: Tensor) -> np.ndarray:
             actor = Actor(strategy, proposed[index].schedule.budget, network.cost, network.grid, stream)
-            outputs = _outputs(network, actor, samples, rows[:count])
-            return distances(dense[:count], outputs, classifies)
+            return _outputs(network, actor, samples, part)
 
-        measured = [measure(index, FEW) for index in range(len(proposed))]
+        few = [outputs_with(index, rows[:FEW]) for index in range(len(proposed))]
+        measured = [distances(dense[:FEW], outputs, classifies) for outputs in few]
         by_distance = sorted(range(len(proposed)), key=lambda index: (_mean(measured[index]), index))
         best = sorted(by_distance[:BEST])  # in the order of candidates again, which breaks ties
         if len(rows) > FEW:
             for index in best:
-                measured[index] = measure(index, len(rows))
+                outputs = np.concatenate([few[index], outputs_with(index, rows[FEW:])])
+                measured[index] = distances(dense, outputs, classifies)
         chosen = _first_of_the_closest(best, measured)
     else:
         chosen = 0
