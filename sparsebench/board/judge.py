@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from sparsebench.board import columns
+from sparsebench.board import columns, gaps
 from sparsebench.board.columns import ALL_COLUMNS, Column, interval_row
 from sparsebench.board.common import PRETRAINING, Common
 from sparsebench.board.comparison import Comparison, comparisons_of
@@ -20,7 +20,6 @@ from sparsebench.board.ranks import add_ranks, in_order, remove_ranks
 from sparsebench.board.reading import (
     DENSE,
     MAIN,
-    ON_BACKGROUND,
     SEED,
     TRACK,
     Flats,
@@ -34,14 +33,17 @@ from sparsebench.measure.metrics import MetricKind
 from sparsebench.measure.schedule import blocks_text
 from sparsebench.records.record import ScheduleChoice
 from sparsebench.records.reports import CHECKS, SEVERAL, UNCHECKED
-from sparsebench.stats import curves, paired
-from sparsebench.stats.intervals import Interval, Successes, mean_interval, n50_ratio, sample_complexity
+from sparsebench.stats import paired
+from sparsebench.stats.intervals import Successes, n50_ratio, sample_complexity
 from sparsebench.stats.paired import Pairs, marks
 from sparsebench.strategy.budget import AUTO
 from sparsebench.tasks.sources.labels import numbering
 
-RANDOM = "random_inside"
-"""The baseline that each row is compared with at its own budget, besides dense."""
+RANDOM = {"input": "random"}
+RANDOM_INSIDE = "random_inside"
+RANDOM_TOKENS = (*RANDOM.values(), RANDOM_INSIDE)
+"""The baselines that rows are compared with at their own budget, besides dense: by the site of a strategy, and of
+strategies of all other sites."""
 AMOUNT = ["budget_amount", "budget_value", "budget_rounding", "budget_where"]
 """Columns that say what a budget is, apart from blocks and schedule."""
 NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
@@ -229,7 +231,7 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
         seed_counts.append(trials.pop("n_seeds"))
         tables.append(trials)
     if "spurious gap" in parts:
-        tables.append(_gaps(parts["spurious gap"]))
+        tables.append(gaps.columns_of(parts["spurious gap"]))
     for kind in kinds:
         if kind.name in parts:
             tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
@@ -273,14 +275,14 @@ def _devices(tested: pd.DataFrame) -> pd.DataFrame:
 
 
 def _about_strategies(records: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return what is known of the strategy of each entry: training, checks, badge.
+    """Return what is known of the strategy of each entry: training, site, checks, badge.
 
     Several versions of a strategy can have records. If a value differs between them, the entry has none.
 
     Args:
         records: the records of all parts of the columns.
     """
-    if_several = {"trained": "", CHECKS: SEVERAL, "badge": ""}
+    if_several = {"trained": "", "site": "", CHECKS: SEVERAL, "badge": ""}
     every = pd.concat([part[["entry", *if_several]] for part in records])
     table = pd.DataFrame(index=np.unique(every["entry"]))
     for name, otherwise in if_several.items():
@@ -312,56 +314,6 @@ def _successes(records: pd.DataFrame, metric: str) -> Successes:
     return Successes.of(*(records[name].to_numpy() for name in ("repetition", "n_train", metric)))
 
 
-def _gaps(comparison: Comparison) -> pd.DataFrame:
-    """Return the columns of gaps for each entry; `aligned_gap` only if the task has groups on backgrounds."""
-    tested = comparison.tested
-    gaps = tested.groupby(["entry", SEED])["spurious_gap"].mean().unstack().dropna(how="all")
-    rows = over_seeds(tested, dict.fromkeys(("spurious_gap", "worst_group_accuracy", "accuracy"), "mean"))
-    rows = rows.loc[gaps.index].rename(columns={"accuracy": "accuracy_with_gap"})
-
-    # The worst group over all seeds, if items are known, instead of the mean over each seed's worst group.
-    worst = [curves.worst_group(comparison.results[entry], comparison.groups[entry]) for entry in rows.index]
-    rows["worst_group_accuracy"] = pd.Series(worst, rows.index, dtype=float).fillna(rows["worst_group_accuracy"])
-
-    intervals = _intervals_of_gaps(comparison, gaps, entry_of_dense(tested))
-    for name, of_entries in intervals.items():
-        values = [interval_row(name, interval) for interval in of_entries]
-        rows = rows.join(pd.DataFrame(values, rows.index, dtype=float))
-    return rows
-
-
-def _intervals_of_gaps(
-    comparison: Comparison, gaps: pd.DataFrame, dense: int | None
-) -> dict[str, Sequence[Interval | None]]:
-    """Return by column the interval of each entry.
-
-    Args:
-        comparison: the comparison.
-        gaps: the gap of each entry (row) on each seed (column).
-        dense: the entry of dense; None without dense.
-    """
-    intervals: dict[str, Sequence[Interval | None]] = {}
-    if dense in gaps.index:
-        reductions: list[Interval | None] = []
-        for _, reduction_by_seed in (gaps.loc[dense] - gaps).iterrows():
-            differences = reduction_by_seed.dropna().tolist()
-            reductions.append(mean_interval(differences) if differences else None)
-        intervals["spurious_gap_reduction"] = reductions
-
-    # The aligned gap is defined for four groups: two classes, each on two backgrounds.
-    names_of_groups = [name for name in comparison.tested if ON_BACKGROUND.fullmatch(name)]
-    has_all_groups = sum(comparison.has(name) for name in names_of_groups) == 4
-    if has_all_groups:
-        results = [comparison.results[entry] for entry in gaps.index]
-        groups = [comparison.groups[entry] for entry in gaps.index]
-        lone = comparison.lone
-        intervals["aligned_gap"] = curves.aligned_gaps(results, groups, lone)
-        if dense is not None:
-            of_dense = comparison.results[dense]
-            intervals["aligned_gap_reduction"] = curves.gap_reductions(results, of_dense, groups, lone)
-    return intervals
-
-
 def _rank(
     parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], with_failures: Collection[tuple[str, str]]
 ) -> Ranking:
@@ -379,7 +331,7 @@ def _rank(
     may_have_rank = may_have_mark & (measured["kind"] != "oracle").to_numpy()
     by_reference = (
         (DENSE, "accuracy_delta", _places_of_dense(measured)),
-        (RANDOM, f"{RANDOM}_delta", _places_of_random(measured)),
+        ("random", "random_delta", _places_of_random(measured)),
     )
     for name, delta, references in by_reference:
         _compare(rows, measured.index, all_pairs, may_have_mark, name=name, delta=delta, references=references)
@@ -413,8 +365,8 @@ def _pairs_of(main: Comparison, measured: pd.Index) -> Pairs:
 def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tuple[str, str]]) -> pd.Index:
     """Return the entries that are not ranked.
 
-    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A published
-    schedule beside a chosen one is not ranked, see `has_published_schedule`. If strategies are compared over budgets, a
+    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A default
+    schedule beside a chosen one is not ranked, see `beside_chosen`. If strategies are compared over budgets, a
     strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
 
     Args:
@@ -429,16 +381,18 @@ def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tupl
     if common.budgets.common:
         strategies = {strategy for strategy, _ in with_failures}
         has_failed |= rows["strategy"].isin(strategies).to_numpy()
-    return rows.index[has_failed | rows.index.isin(common.incomplete) | has_published_schedule(rows)]
+    return rows.index[has_failed | rows.index.isin(common.incomplete) | beside_chosen(rows)]
 
 
-def has_published_schedule(rows: pd.DataFrame) -> np.ndarray:
-    """Return which rows have the method's own schedule although the strategy also ran with schedule=auto.
+def beside_chosen(rows: pd.DataFrame) -> np.ndarray:
+    """Return which rows have the default schedule although the strategy was also measured with schedule=auto.
 
-    Such a board compares what strategies choose, each at its best schedule. The published schedule is shown beside it.
+    Such a board compares what strategies choose, each at its best schedule. The default schedule, which is the
+    published one of a method that has one, is shown beside it.
     """
-    chooses = set(rows.loc[rows["form"] == AUTO, "strategy"])
-    return ((rows["form"] == "") & rows["strategy"].isin(chooses)).to_numpy()
+    measured = rows["accuracy"].notna()
+    chooses = set(rows.loc[measured & (rows["form"] == AUTO), "strategy"])
+    return (measured & (rows["form"] == "") & rows["strategy"].isin(chooses)).to_numpy()
 
 
 def _add_fronts(rows: pd.DataFrame, main: Comparison, ranked: pd.Index, pairs: Pairs) -> None:
@@ -481,23 +435,31 @@ def _places_of_dense(rows: pd.DataFrame) -> dict[int, int]:
 
 
 def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
-    """Return for the position of each row the position of its `random_inside` row at the same budget, if any.
+    """Return for the position of each row the position of random tokens at the same site and budget, if any.
 
-    A `random_inside` row with the same blocks is preferred to one with other blocks and the same amount.
+    A row of random tokens with the same blocks is preferred to one with other blocks and the same amount.
     """
+    strategies = rows["strategy"].tolist()
     budgets = rows["budget"].tolist()
     amounts = list(rows[AMOUNT].itertuples(index=False, name=None))
-    with_budget: dict[str, int] = {}
-    with_amount: dict[tuple[str, ...], int] = {}
-    for place in np.flatnonzero(rows["strategy"] == RANDOM).tolist():
-        with_budget.setdefault(budgets[place], place)
-        with_amount.setdefault(amounts[place], place)
+    with_budget: dict[tuple[str, str], int] = {}
+    with_amount: dict[tuple[str, tuple[str, ...]], int] = {}
+    for place in np.flatnonzero(rows["strategy"].isin(RANDOM_TOKENS)).tolist():
+        with_budget.setdefault((strategies[place], budgets[place]), place)
+        with_amount.setdefault((strategies[place], amounts[place]), place)
     places = {}
-    for place, (budget, amount) in enumerate(zip(budgets, amounts, strict=True)):
-        counterpart = with_budget.get(budget, with_amount.get(amount))
+    for place, site in enumerate(rows["site"]):
+        random = random_tokens_of(site)
+        same_amount = with_amount.get((random, amounts[place]))
+        counterpart = with_budget.get((random, budgets[place]), same_amount)
         if counterpart is not None:
             places[place] = counterpart
     return places
+
+
+def random_tokens_of(site: str) -> str:
+    """Return the baseline that removes random tokens where strategies of a site remove theirs."""
+    return RANDOM.get(site, RANDOM_INSIDE)
 
 
 def _compare(

@@ -16,7 +16,7 @@ from scipy.special import bdtr
 from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.common import PRETRAINING
 from sparsebench.board.comparison import Comparison, comparisons_of
-from sparsebench.board.judge import Leaderboard, has_published_schedule, judge
+from sparsebench.board.judge import Leaderboard, beside_chosen, judge
 from sparsebench.board.reading import DENSE, Flats, dense_of, frame_of
 from sparsebench.errors import UserError, few
 from sparsebench.plan.suite import load
@@ -55,7 +55,7 @@ def notes_on(
         *_on_one_network(comparisons),
         *unequal(comparisons, folder),
         *_not_shown(comparisons),
-        *_published_schedules(judged),
+        *_default_schedules(judged),
         *_over_budget(judged),
         *below_chance(frame),
         *(_technical(frame, judged) if technical else ()),
@@ -66,15 +66,15 @@ def notes_on(
     ]
 
 
-def _published_schedules(judged: Leaderboard) -> Iterator[str]:
-    """Yield a line if strategies also have rows with their published schedules, which are not ranked."""
+def _default_schedules(judged: Leaderboard) -> Iterator[str]:
+    """Yield a line if strategies also have rows with their default schedules, which are not ranked."""
     names: dict[str, None] = {}
     for ranking in judged.rankings:
         rows = ranking.every
-        names |= dict.fromkeys(rows.loc[has_published_schedule(rows), "strategy"])
+        names |= dict.fromkeys(rows.loc[beside_chosen(rows), "strategy"])
     if names:
         strategies = few(list(names), MOST_NAMED)
-        yield f"{strategies}: also with the published schedule, which is not ranked beside the chosen one"
+        yield f"{strategies}: also with the default schedule, which is not ranked beside the chosen one"
 
 
 def _left_out_files(frame: pd.DataFrame, folder: Path | Store | None) -> Iterator[str]:

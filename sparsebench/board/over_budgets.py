@@ -105,17 +105,17 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 def _with_names_of_curves(rows: pd.DataFrame, measured: pd.DataFrame, dense: int) -> pd.DataFrame:
     """Return rows with the name of their curve in column `curve`. Dense is a curve with one point, at budget 1."""
-    names = _names_of_curves(set(measured["curve_key"].dropna()))
+    names = names_of_curves(set(measured["curve_key"].dropna()))
     rows = rows.assign(curve=measured["curve_key"].map(names.get).astype(object))
     rows.loc[dense, "curve"] = DENSE
     rows.loc[dense, "asked"] = 1.0
     return rows
 
 
-def _names_of_curves(curve_keys: Collection[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+def names_of_curves(curve_keys: Collection[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
     """Return the names of curves: that of the strategy, with the form of the budget if the strategy has several.
 
-    A published schedule beside a chosen one is called so, and the curve of the chosen one has the strategy's name.
+    The default schedule beside a chosen one is called so, and the curve of the chosen one has the strategy's name.
 
     Args:
         curve_keys: the curves, see `Comparison.every`.
@@ -128,7 +128,7 @@ def _names_of_curves(curve_keys: Collection[tuple[str, str, str]]) -> dict[tuple
         if form == AUTO:
             name = strategy
         elif form == "" and chooses:
-            name = f"{strategy}, published schedule"
+            name = f"{strategy}, default schedule"
         else:
             name = f"{strategy} {form}" if has_others and form else strategy
         names[strategy, kind, form] = name

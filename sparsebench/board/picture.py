@@ -16,6 +16,7 @@ import pandas as pd
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, RANK_ENDS, Column, over_budget
 from sparsebench.board.comparison import about
+from sparsebench.board.gaps import Gaps, gaps_over_budgets
 from sparsebench.board.over_budgets import Curves, points_of
 from sparsebench.board.reading import DENSE
 from sparsebench.errors import UserError, plain, short_names, unknown
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
 """The quantities that pictures show."""
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
+GAP_IS = "The gap is the accuracy where the background fits the class minus that where it does not."
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
     GAP: (
-        "Reduction of the spurious gap. The gap is the accuracy where the background fits the class minus that where "
-        "it does not.",
+        f"Reduction of the spurious gap. {GAP_IS}",
         "gap of dense minus gap of the strategy, points",
     ),
     SAMPLES: ("Training samples until half of the trials succeed (N50); fewer are better.", "training samples"),
@@ -111,6 +112,9 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
             lines = _lines(ranking.every, ranking.curves)
             if any(len(line.x) > 1 for line in lines.values()):
                 return curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
+        if quantity == GAP and (gaps := gaps_over_budgets(ranking.every)) is not None:
+            chosen = strategies or main_strategies(ranking.every, ranking.curves, board.third_party)
+            return gap_curves(gaps, words, chosen, width)
         # One row for each strategy, at the budget nearest to one half; without curves all rows are drawn.
         other_budgets = set(ranking.curves.budgets) - {ranking.curves.middle}
         rows = rows[~rows["asked"].isin(other_budgets)]
@@ -191,6 +195,66 @@ def curves(
             _plot(axis, line, look)
         _label(figure, axis, named, list(looks.values()), bottom, style.LETTERS[width])
     return figure
+
+
+def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "two") -> Figure:
+    """Return the picture of the accuracy of the worst group and of the spurious gap, over realised MACs.
+
+    It names the strategies and the references. All other lines are thin and grey.
+
+    Args:
+        gaps: the gaps over budgets.
+        title: description of data, networks and track.
+        strategies: the strategies to name.
+        width: "one" or "two" columns of a paper.
+
+    Raises:
+        UserError: a strategy has no gap, or there are too many.
+    """
+    lines = {str(name): points for name, points in gaps.points.groupby("name") if name != DENSE}
+    dense = gaps.points[gaps.points["name"] == DENSE]
+    chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
+    _check(chosen, lines)
+    _check_number(chosen)
+    looks = {name: LOOKS[name] for name in REFERENCES if name in lines and name not in chosen}
+    for place, name in enumerate(chosen):
+        looks[name] = style.series(place)
+    others = [name for name in lines if name not in looks]
+    smallest = gaps.points["macs_ratio_with_gap"].min()
+
+    notes = [GAP_IS, "Bars: 95 % intervals."]
+    if others:
+        notes.append("Grey: all others.")
+    if width == "two":
+        notes += [f"{REFERENCES[name]}." for name in REFERENCES if name in looks]
+    with _sheet(width):
+        figure = _new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
+        panels = {"worst_group_accuracy": "accuracy of the worst group, %", "aligned_gap": "spurious gap, points"}
+        for axis, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            for name in others:
+                _plot_gap(axis, pd.concat([dense, lines[name]]), key, None)
+            for name, look in looks.items():
+                _plot_gap(axis, pd.concat([dense, lines[name]]), key, look, name)
+            axis.set_xlim(1, smallest - 0.02)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.set_xlabel("MACs spent, share of dense")
+            axis.set_ylabel(label)
+            axis.grid(axis="y")
+        figure.axes[0].legend(loc="best", ncols=1 + len(looks) // 9, handlelength=3, columnspacing=1.2)
+    return figure
+
+
+def _plot_gap(axis: Axes, points: pd.DataFrame, key: str, look: style.Series | None, name: str = "") -> None:
+    """Draw one quantity of a strategy over MACs in percent, from dense on, with its intervals if it has some."""
+    points = points.sort_values("macs_ratio_with_gap", ascending=False)
+    x, y = points["macs_ratio_with_gap"].to_numpy(float), 100 * points[key].to_numpy(float)
+    if look is None:
+        axis.plot(x, y, color=style.PALE, linewidth=style.THIN, zorder=1)
+        return
+    axis.plot(x, y, color=look.color, linestyle=look.linestyle, marker=look.marker, label=plain(name), zorder=3)
+    if look.marker and f"{key}_low" in points:
+        low, high = (100 * points[f"{key}_{end}"].to_numpy(float) for end in ("low", "high"))
+        axis.vlines(x, low, high, color=look.color, linewidth=0.8, alpha=0.7)
 
 
 def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float) -> None:
@@ -359,7 +423,13 @@ def _sheet(width: str) -> Iterator[None]:
 
 
 def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]:
-    """Return a figure with axes of about `high` inches, a title above them at the left, and notes below."""
+    """Return a figure as `_new_figure`, and its axes."""
+    figure = _new_figure(width, high, title, notes)
+    return figure, figure.add_subplot()
+
+
+def _new_figure(width: str, high: float, title: str, notes: str) -> Figure:
+    """Return a figure with room for axes of about `high` inches, a title above them at the left, and notes below."""
     figure = style.new(style.COLUMNS[width], high, layout="constrained")
     room = 0.75  # for ticks, labels and a legend
     for words, color, write in ((title, style.BLACK, figure.suptitle), (notes, style.DARK, figure.supxlabel)):
@@ -368,7 +438,7 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
             style.wrap(text, 0.98 * figure.bbox.width)
             room += 1.4 * float(text.get_fontsize()) / 72 * (1 + text.get_text().count("\n"))
     figure.set_figheight(high + room)
-    return figure, figure.add_subplot()
+    return figure
 
 
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
@@ -397,9 +467,14 @@ def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line])
     if costly := [name for name in strategies if name not in lines and name != DENSE]:
         raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=costly[0])
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
+    _check_number(chosen)
+    return chosen
+
+
+def _check_number(chosen: Sequence[str]) -> None:
+    """Raise UserError if more strategies are chosen than colours and dashes can distinguish."""
     if len(chosen) > MOST_NAMED:
         raise UserError("strategies of a picture", got=str(len(chosen)), allowed=f"at most {MOST_NAMED}")
-    return chosen
 
 
 def _bottom(lines: Sequence[_Line]) -> float:

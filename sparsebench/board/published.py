@@ -28,7 +28,7 @@ from PIL import Image
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import ALL_COLUMNS, BY_KEY, BY_TASK, NOT_RANKED, Column, Row, dicts, file_value, text_of
-from sparsebench.board.judge import RANDOM
+from sparsebench.board.judge import RANDOM_TOKENS
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
 from sparsebench.board.tables import legend_of, render, with_values
@@ -63,8 +63,8 @@ FIRST = (
     "aligned_gap_reduction",
     "accuracy",
     "accuracy_delta",
-    "random_inside_delta",
-    "versus_random_inside",
+    "random_delta",
+    "versus_random",
     "sample_complexity_ratio",
     "macs_ratio",
     "how",
@@ -82,10 +82,11 @@ TERMS = (
         "computations; it may miss the budget. Dense, the network without a strategy, is 1.",
     ),
     (
-        "random_inside_delta",
-        "random_inside",
-        "drops random tokens inside the network, at the same budget. A strategy "
-        "that is not better has not shown that its choice of tokens matters.",
+        "random_delta",
+        "Random tokens",
+        "are dropped at the input (random), the reference of strategies that act there, or inside the network "
+        "(random_inside), the reference of all others, at the same budget. A strategy that is not better has not shown "
+        "that its choice of tokens matters.",
     ),
     (
         "oracle",
@@ -93,8 +94,8 @@ TERMS = (
         "knows which tokens are relevant. It shows what an ideal choice of tokens reaches, and is not ranked.",
     ),
     (
-        "versus_random_inside",
-        "vs random_inside",
+        "versus_random",
+        "vs random tokens",
         "says whether the difference is significant, corrected for all strategies.",
     ),
     (
@@ -359,8 +360,8 @@ def _points(rows: pd.DataFrame, curves: Curves) -> pd.DataFrame:
     points = pd.concat([rows[rows["curve"] == name] for name in curves.rows.index])
     of_curve = curves.rows.loc[points["curve"], ["strategy", "rank"]].set_index(points.index)
     points = points.assign(**of_curve, at=points["asked"].mask(points["curve"] == DENSE))
-    for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):
-        points.loc[points["strategy"] == base, list(BY_KEY[key].keys)] = None
+    for key, references in (("accuracy_delta", [DENSE]), ("random_delta", RANDOM_TOKENS)):
+        points.loc[points["strategy"].isin(references), list(BY_KEY[key].keys)] = None
     return points
 
 

@@ -81,6 +81,7 @@ TEXTS = (
     "trained",
     "badge",
     "how",
+    "site",
     "network",
     "schedule",
     *OUTCOMES[1:],
@@ -212,7 +213,7 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
 
 
 def describe(records: pd.DataFrame, folder: Path | Store, badges: Mapping[str, str] = NO_BADGES) -> pd.DataFrame:
-    """Return records with columns on their strategies: checks, remark, trained, badge, how.
+    """Return records with columns on their strategies: checks, remark, trained, badge, how, site.
 
     Args:
         records: the records of a run's folder, with the columns IDENTITY.
@@ -227,11 +228,13 @@ def describe(records: pd.DataFrame, folder: Path | Store, badges: Mapping[str, s
     rows = []
     for strategy, name, params, revision in grouped.groups:
         checks, remark = reports.badge_of(checked, strategy, revision)
-        row = {CHECKS: checks, REMARK: remark, "trained": "", "badge": badges.get(name, ""), "how": ""}
+        row = {CHECKS: checks, REMARK: remark, "trained": "", "badge": badges.get(name, "")}
+        row |= {"how": "", "site": ""}
         entry = strategies.get((name, revision))
         if entry is not None:
             row["trained"] = "yes" if entry.trained else "no"
             row["how"] = plain(reduction_of(entry.how, json.loads(params)))
+            row["site"] = entry.site
         rows.append(row)
     return _with_columns(records, grouped, pd.DataFrame(rows))
 

@@ -27,7 +27,8 @@ from sparsebench.board.columns import (
     text_of,
 )
 from sparsebench.board.comparison import Comparison, about, items_of
-from sparsebench.board.judge import RANDOM, Leaderboard, Ranking
+from sparsebench.board.gaps import gaps_over_budgets
+from sparsebench.board.judge import Leaderboard, Ranking, random_tokens_of
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.ranks import in_order
 from sparsebench.board.reading import DENSE, SEED, over_seeds, speed_ups
@@ -41,7 +42,9 @@ MARKS = {
     paired.NOT_SIGNIFICANT: "not significantly different",
     paired.WORSE: "significantly worse",
 }
-"""The values of `versus_random_inside`, and their words in a sentence."""
+"""The values of `versus_random`, and their words in a sentence."""
+REFERENCES = {"random": "random tokens at the input", "random_inside": "random tokens inside the network"}
+"""The strategies that drop random tokens, and their words in a sentence."""
 MOST_TIED_NAMED = 3
 """Largest number of tied strategies that are named; the others are counted."""
 LEGEND = (
@@ -74,12 +77,12 @@ BEST = (
     BY_KEY["accuracy_delta"]._replace(what=""),
     Column(
         "random",
-        "random_inside",
+        "random tokens",
         "percent",
-        "accuracy if random tokens are dropped inside the network, at the same budget; all other columns are of the "
-        "most accurate strategy, with gains computed before rounding",
+        "accuracy if random tokens are dropped at the same budget, and at the input if the most accurate strategy acts "
+        "there; all other columns are of the most accurate strategy, with gains computed before rounding",
     ),
-    BY_KEY["random_inside_delta"]._replace(what=""),
+    BY_KEY["random_delta"]._replace(what=""),
     BY_KEY["speed_up"],
     Column("equal", "statistically tied with it", "text", ""),
 )
@@ -210,12 +213,9 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
     """Return a row for each budget: the most accurate strategy, and those that are statistically tied with it."""
     ranked = dicts(ranking.rows)
     over = over_budget(ranking.rows)
-    random: dict[tuple[float, str], float] = {}
     candidates: dict[tuple[float, str], list[int]] = {}
     for place, (row, is_over) in enumerate(zip(ranked, over, strict=True)):
         budget = _budget_of(row)
-        if row["strategy"] == RANDOM:
-            random.setdefault(budget, row["accuracy"])
         if row["kind"] == "deployable":
             # A budget that all strategies exceed has a row too, without a strategy.
             candidates.setdefault(budget, [])
@@ -232,7 +232,7 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
             {
                 **first,
                 "budget": label or f"{-share:g}",
-                "random": random.get(budget),
+                "random": _accuracy_of_random(first),
                 "best": first.get("strategy"),
                 "equal": few([row["strategy"] for row in unbeaten[1:]], MOST_TIED_NAMED),
             }
@@ -240,31 +240,36 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
     return rows
 
 
-def against_random(ranking: Ranking) -> str:
-    """Return a sentence that compares the only strategy of a ranking, besides baselines and oracles, with RANDOM.
+def _accuracy_of_random(row: Row) -> float | None:
+    """Return the accuracy of the random tokens that a row is compared with."""
+    difference = row.get("random_delta")
+    return None if difference is None else row["accuracy"] - difference
 
-    Differences and their significance are those of the columns `random_inside_delta` and `versus_random_inside`. Rows
-    over their budget are left out. "" if there are several strategies, or none, or no comparison.
+
+def against_random(ranking: Ranking) -> str:
+    """Return a sentence that compares the only strategy of a ranking, besides baselines, with random tokens.
+
+    Differences and their significance are those of the columns `random_delta` and `versus_random`. Rows over their
+    budget are left out. "" if there are several strategies, or none, or no comparison.
     """
-    every, delta = ranking.every, BY_KEY[f"{RANDOM}_delta"]
+    every, delta = ranking.every, BY_KEY["random_delta"]
     rows = every[(every["kind"] == "deployable") & every["accuracy"].notna()]
     if rows["strategy"].nunique() != 1:
         return ""
     rows = rows[~over_budget(rows)].sort_values(["asked", "budget"], ascending=[False, True])
     clauses = []
     for mark, words in MARKS.items():
-        with_mark = dicts(rows[rows[f"versus_{RANDOM}"] == mark])
+        with_mark = dicts(rows[rows["versus_random"] == mark])
         budgets = [f"at {row['budget']} ({text_of(row, delta)} points)" for row in with_mark]
         if budgets:
             clauses.append(f"{words} {', '.join(budgets)}")
     if not clauses:
         return ""
     name = rows["strategy"].iloc[0]
-    sentence = f"{name} against random tokens inside the network ({RANDOM}): {'; '.join(clauses)}."
-    intervals = rows[delta.keys[1]].notna().any()
-    rule = (
-        f"Tests are corrected for all differences to {RANDOM}{', 95 % intervals in [ ] are not' if intervals else ''}."
-    )
+    random = random_tokens_of(rows["site"].iloc[0])
+    sentence = f"{name} against {REFERENCES[random]} ({random}): {'; '.join(clauses)}."
+    about_intervals = ", 95 % intervals in [ ] are not" if rows[delta.keys[1]].notna().any() else ""
+    rule = f"Tests are corrected for all differences to random tokens{about_intervals}."
     return plain(f"{sentence} {rule}", 1000)
 
 
@@ -284,11 +289,16 @@ def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str)
     # Dense comes first, oracles come last.
     rows = dicts(ranking.every.sort_index())
     rows.sort(key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE))
-    for heading, key, quantity, of_part in (
-        ("Spurious correlations", "accuracy_with_gap", "aligned_gap", GAPS),
-        ("Sample complexity", "sample_complexity", "sample_complexity", TRIALS),
+    gaps = gaps_over_budgets(ranking.every)
+    with_gaps: Sequence[Row] = [row for row in rows if row.get("accuracy_with_gap") is not None]
+    with_trials: Sequence[Row] = [row for row in rows if row.get("sample_complexity") is not None]
+    columns_of_gaps = GAPS
+    if gaps is not None:
+        with_gaps, columns_of_gaps = dicts(gaps.rows), gaps.columns
+    for heading, quantity, measured, of_part in (
+        ("Spurious correlations", "aligned_gap", with_gaps, columns_of_gaps),
+        ("Sample complexity", "sample_complexity", with_trials, TRIALS),
     ):
-        measured = [row for row in rows if row.get(key) is not None]
         if not measured:
             continue
         # The columns of a board over all tasks name the task that they were taken from.
@@ -315,8 +325,8 @@ def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> 
         BY_KEY["kept_accuracy"],
         BY_KEY["macs_at_2"],
         *map(accuracy_at, board.budgets),
-        BY_KEY["random_inside_delta"]._replace(heading=f"gain over random_inside {suffix}"),
-        BY_KEY["versus_random_inside"],
+        BY_KEY["random_delta"]._replace(heading=f"gain over random tokens {suffix}"),
+        BY_KEY["versus_random"],
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {suffix}"),
     ]
     declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", ranking.task)]

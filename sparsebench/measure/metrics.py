@@ -54,7 +54,7 @@ RESERVED = frozenset(
         "pareto",
         "pareto_speed",
         "plugin",
-        "random_inside_delta",
+        "random_delta",
         "rank",
         "reason",
         "repetition",
@@ -80,7 +80,7 @@ RESERVED = frozenset(
         "trained",
         "version",
         "versus_dense",
-        "versus_random_inside",
+        "versus_random",
     }
 )
 """Columns of records and boards that are not metrics; boards also have NAME_low and NAME_high of some."""

@@ -272,10 +272,17 @@ def testable(
 
 
 def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budget]:
-    """Return the budgets of strategies without their own: those of the request, else of the task, else of the suite."""
-    shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    usual = shared or list(() if request.single else entry.budgets)
-    return usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+    """Return the budgets of strategies without their own: those of the request, else of the task, else of the suite.
+
+    Where task or suite leave the schedule open, the shares of MACs of a request leave it open too.
+    """
+    of_suite = list(() if request.single else entry.budgets)
+    of_suite = of_suite or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+    chooses = all(budget.schedule == AUTO for budget in of_suite)
+    schedule = {"schedule": AUTO} if chooses else {}
+    of_request = [Budget(keep_rate=rate) for rate in request.keep]
+    of_request += [Budget(macs=share, **schedule) for share in request.macs]
+    return of_request or of_suite
 
 
 def specs_of(text: str, registry: Registry) -> list[Spec]:

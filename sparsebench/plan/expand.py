@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sparsebench.errors import UserError
+from sparsebench.measure.cost import CostModel
+from sparsebench.measure.schedule import candidates
 from sparsebench.models.base import Model
 from sparsebench.plan.contenders import Contender, closed_cost, fit_budget, testable
 from sparsebench.plan.jobs import Job, JobMaker, Variant, dense_cell
@@ -209,12 +211,23 @@ def _fitted_contenders(
         contender._replace(budget=fit_budget(contender.budget, contender.strategy, suite_blocks, cost))
         for contender in requested.contenders
     )
+    share = requested.entry.each_schedule_at
+    if share is not None and cost is not None:
+        contenders += tuple(_at_each_schedule(contenders, share, cost))
     from_first_step = requested.entry.track == "scratch" and task.trains and where != "test"
     if from_first_step and model.inputs == "images":
         _check_schedules(contenders)
     if task.trains:
         return contenders
     return testable(contenders, suite, request, registry, cost)
+
+
+def _at_each_schedule(contenders: Sequence[Contender], share: float, cost: CostModel) -> Iterator[Contender]:
+    """Yield the strategies that choose their schedule at a share of the MACs, with each schedule that they can have."""
+    for contender in contenders:
+        if contender.budget.schedule == AUTO and contender.budget.macs == share:
+            for candidate in candidates(contender.budget, contender.strategy.traits(), cost):
+                yield contender._replace(budget=candidate.schedule.budget)
 
 
 def _check_schedules(contenders: Sequence[Contender]) -> None:

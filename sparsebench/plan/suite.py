@@ -29,6 +29,8 @@ class SuiteTask(_Model):
         n_train: numbers of training samples; 0 for a task that only tests.
         seeds: the number of repetitions, in place of the suite's.
         budgets: budgets in place of the suite's; the blocks are the suite's.
+        each_schedule_at: a share of the MACs. A strategy that chooses its schedule at this budget also runs with each
+            schedule that it can choose, so that boards show how much depends on the choice.
         strategies: strategies as NAME[:PARAM=V,V...], in place of the suite's baselines.
         track: see `record.Track`. The tracks "frozen" and "tuned" start from trained networks.
         network: the suite whose task of the same name trains these networks, with its own parameters, model and
@@ -48,6 +50,7 @@ class SuiteTask(_Model):
     n_train: tuple[NonNegativeInt, ...] = Field(min_length=1)
     seeds: PositiveInt | None = None
     budgets: tuple[Budget, ...] = ()
+    each_schedule_at: float | None = None
     strategies: tuple[str, ...] | None = None
     where: Where = "both"
     track: Track = "scratch"

@@ -67,7 +67,7 @@ def test_rows_are_marked_against_dense_and_random_tokens() -> None:
         *with_outcomes("same", drawn(0.51, 4), **both), *with_outcomes("other", drawn(0.9, 5), **lower),
         *with_outcomes("oracle", drawn(0.95, 6), **half),
     ])  # fmt: skip
-    by_strategy = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
+    by_strategy = {row["strategy"]: (row["versus_dense"], row["versus_random"]) for row in rows}
     assert by_strategy == {
         "dense": (None, None), "random_inside": ("worse", None), "mine": ("better", "better"),
         "input": ("worse", "worse"), "same": ("worse", "not significant"), "other": ("better", None),
@@ -75,16 +75,16 @@ def test_rows_are_marked_against_dense_and_random_tokens() -> None:
     }  # fmt: skip
     mine, random_inside = row_of(rows, "mine"), row_of(rows, "random_inside")
     difference = mine["accuracy"] - random_inside["accuracy"]
-    assert mine["random_inside_delta"] == pytest.approx(difference)
-    assert mine["random_inside_delta_low"] < difference < mine["random_inside_delta_high"]
-    assert random_inside["random_inside_delta"] == 0 and row_of(rows, "other")["random_inside_delta"] is None
+    assert mine["random_delta"] == pytest.approx(difference)
+    assert mine["random_delta_low"] < difference < mine["random_delta_high"]
+    assert random_inside["random_delta"] == 0 and row_of(rows, "other")["random_delta"] is None
 
 
 def test_random_tokens_in_the_same_blocks_come_before_those_in_others() -> None:
     hits = {1: drawn(0.2, 0), 2: drawn(0.7, 1)}
     rows = build([row for block, one in hits.items() for name in ("random_inside", "mine")
                   for row in with_outcomes(name, one, **in_blocks(0.5, block))])  # fmt: skip
-    assert [row["random_inside_delta"] for row in rows if row["strategy"] == "mine"] == [0, 0]
+    assert [row["random_delta"] for row in rows if row["strategy"] == "mine"] == [0, 0]
 
 
 def test_a_strategy_of_which_a_cell_failed_is_not_marked() -> None:

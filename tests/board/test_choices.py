@@ -170,7 +170,7 @@ def sentences_of(judged: Leaderboard) -> list[str]:
 def test_a_board_says_how_its_only_strategy_compares_with_random_tokens() -> None:
     judged = judge([*BASE, *MIXED])
     rows = {row["budget"]: row for row in dicts(judged.rows) if row["strategy"] == "mine"}
-    assert {budget: row["versus_random_inside"] for budget, row in rows.items()} == {
+    assert {budget: row["versus_random"] for budget, row in rows.items()} == {
         "macs 0.8": "better", "macs 0.6": "not significant", "macs 0.4": "worse",
     }  # fmt: skip
     parts = sentences_of(judged)
@@ -178,7 +178,7 @@ def test_a_board_says_how_its_only_strategy_compares_with_random_tokens() -> Non
     for part, budget, words in zip(
         parts, ("macs 0.8", "macs 0.6", "macs 0.4"), ("better", "not significantly", "worse"), strict=True
     ):
-        points = [100 * rows[budget][f"random_inside_delta{end}"] for end in ("", "_low", "_high")]
+        points = [100 * rows[budget][f"random_delta{end}"] for end in ("", "_low", "_high")]
         assert words in part and re.findall(r"macs [\d.]+", part) == [budget]
         assert [float(number) for number in re.findall(r"[-+]?\d+\.\d", part.partition("(")[2])] == pytest.approx(
             points, abs=0.051

@@ -1,4 +1,4 @@
-"""Boards of choices: strategies with schedule=auto, and beside them methods with their published schedules."""
+"""Boards of choices: strategies with schedule=auto, and beside them methods with their default schedules."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ n_train = [256]
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Path]:
-    """The board of a suite that leaves schedules open, of a method with and one without a published schedule."""
+    """The board of a suite that leaves schedules open, of a method with and one without a default schedule."""
     folder = tmp_path_factory.mktemp("choices")
     suite = folder / "choices.toml"
     suite.write_text(SUITE)
@@ -45,7 +45,7 @@ def test_a_published_schedule_is_shown_beside_the_chosen_one_and_not_ranked(boar
     assert rows.loc["tome"].loc[["macs 0.5 auto", "macs 0.4 auto"], "rank_low"].notna().all()
     assert rows.loc["patch_variance", "rank_low"].notna().all()
     text = (board[1] / "leaderboard.md").read_text()
-    assert "tome, published schedule" in text and "tome: also with the published schedule" in text
+    assert "tome, default schedule" in text and "tome: also with the default schedule" in text
 
 
 def test_each_chosen_schedule_has_its_counts(board: tuple[pd.DataFrame, Path]) -> None:
@@ -59,6 +59,6 @@ def test_random_tokens_inside_choose_their_schedule_too(board: tuple[pd.DataFram
     rows = board[0].set_index(["strategy", "budget"])
     assert set(rows.loc["random_inside"].index) == {"macs 0.5 auto", "macs 0.4 auto"}
     for macs in ("0.5", "0.4"):
-        difference = rows.loc[("attn_topk", f"macs {macs} auto"), "random_inside_delta"]
+        difference = rows.loc[("attn_topk", f"macs {macs} auto"), "random_delta"]
         reference = rows.loc[("random_inside", f"macs {macs} auto"), "accuracy"]
         assert difference == pytest.approx(rows.loc[("attn_topk", f"macs {macs} auto"), "accuracy"] - reference)

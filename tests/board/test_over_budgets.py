@@ -112,10 +112,10 @@ def test_the_columns_of_a_row_are_what_was_measured() -> None:
     by_budget = {row["budget"]: row for row in build(WORLD) if row["strategy"] == "steep"}
     assert [steep[f"accuracy_at_{b:g}"] for b in BUDGETS] == [by_budget[f"macs {b:g}"]["accuracy"] for b in BUDGETS]
     assert [steep[f"accuracy_at_{b:g}_spent"] for b in BUDGETS] == [None, None, pytest.approx(0.4)]
-    for key in ("random_inside_delta", "random_inside_delta_low", "versus_random_inside"):
+    for key in ("random_delta", "random_delta_low", "versus_random"):
         assert steep[key] == by_budget["macs 0.5"][key]  # judged once
-    assert (steep["versus_random_inside"], good["versus_random_inside"]) == ("worse", "better")
-    assert row_of(board, "random_inside")["versus_random_inside"] is None
+    assert (steep["versus_random"], good["versus_random"]) == ("worse", "better")
+    assert row_of(board, "random_inside")["versus_random"] is None
     assert steep["speed_up"] == pytest.approx(2) and steep["how"] == "drop" and dense["how"] == "-"
     assert dense["kept_accuracy"] == 1 and (good["macs_at_2"], good["macs_at_2_at_most"]) == (pytest.approx(0.3), True)
 
@@ -209,7 +209,7 @@ def test_a_board_begins_with_the_data_and_the_best() -> None:
         accuracy[record["strategy"], record["macs_ratio_asked"]].append(record["accuracy"])
     good, dense, random = (np.mean(accuracy[key]) for key in (("good", 0.5), ("dense", 1.0), ("random_inside", 0.5)))
     expected = {"accuracy": good, "random": random, "speed_up": 2.0, "accuracy_delta": good - dense,
-                "random_inside_delta": good - random}  # fmt: skip
+                "random_delta": good - random}  # fmt: skip
     assert {key: rows["0.5"][key] for key in expected} == pytest.approx(expected)
     single = judge([r | {"macs_ratio_asked": None} for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)])
     assert [(row["budget"], row["best"]) for row in best(single.rankings[0]).rows] == [

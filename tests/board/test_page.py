@@ -138,7 +138,7 @@ def test_hover_shows_numbers_with_intervals_and_a_click_names_the_line(opened: O
     mark = page.locator("#plot g path.mark").last.bounding_box()
     page.mouse.move(mark["x"] + 3, mark["y"] + 3)
     tip = page.locator("#tip").inner_text()
-    assert tip.startswith("two") and "[" in tip and "random_inside" in tip
+    assert tip.startswith("two") and "[" in tip and "random tokens" in tip
     page.mouse.click(mark["x"] + 3, mark["y"] + 3)
     assert named(page) == []
     page.mouse.click(mark["x"] + 3, mark["y"] + 3)
@@ -398,7 +398,7 @@ def test_sentences_are_about_what_the_page_shows(opened: Open) -> None:
     assert said_in(one, "over all budgets") == 0 and said_in(several_budgets, "over all budgets") == 1
     terms = one.locator("li strong").all_inner_texts()
     assert "MACs / dense" in terms and "oracle" in terms
-    assert not {"Kept accuracy", "Reduction", "AUROC", "Speed-up", "vs random_inside"} & set(terms)
+    assert not {"Kept accuracy", "Reduction", "AUROC", "Speed-up", "vs random tokens"} & set(terms)
     assert "Kept accuracy" in several_budgets.locator("li strong").all_inner_texts()
     legend = several_budgets.locator("#legend")
     assert "Grey" not in legend.inner_text() and "most accurate" in legend.inner_text()

@@ -170,7 +170,7 @@ def test_without_common_seeds_there_is_no_difference() -> None:
             assert [row for row in rows if row["strategy"] != "dull"] == build(others)
             (row,) = (row for row in rows if row["strategy"] == "dull")
             assert row["accuracy"] == pytest.approx(np.mean([record["accuracy"] for record in stranger]))
-            assert (row["rank"], row["accuracy_delta"], row["random_inside_delta"]) == ("not ranked", None, None)
+            assert (row["rank"], row["accuracy_delta"], row["random_delta"]) == ("not ranked", None, None)
             assert row["n_seeds"] == len(other)
 
 
@@ -191,7 +191,7 @@ def test_if_nothing_is_common_nothing_is_ranked(networks: bool, budgets: Sequenc
 def test_no_gain_is_shown_over_a_baseline_with_fewer_seeds() -> None:
     records = [*cells([name for name in ALL if name != "random_inside"]), *cells(["random_inside"], [0, 1])]
     rows = build(records)
-    assert all(row["random_inside_delta"] is None for row in rows if row["strategy"] != "random_inside")
+    assert all(row["random_delta"] is None for row in rows if row["strategy"] != "random_inside")
     assert all(row["accuracy_delta"] is not None for row in rows)
     best = report(judge(records)).tables[0].rows
     assert all(row.get("random") is None for row in best)
@@ -231,8 +231,8 @@ def test_a_gain_is_the_difference_of_the_shown_accuracies(seed: int) -> None:
     of_row = {(row["strategy"], row["asked"]): row["accuracy"] for row in rows}
     for row in ranked:
         assert row["accuracy_delta"] == pytest.approx(row["accuracy"] - of_row["dense", 1.0])
-        if row["random_inside_delta"] is not None:
-            assert row["random_inside_delta"] == pytest.approx(row["accuracy"] - of_row["random_inside", row["asked"]])
+        if row["random_delta"] is not None:
+            assert row["random_delta"] == pytest.approx(row["accuracy"] - of_row["random_inside", row["asked"]])
     lines = notes_on(records, technical=False)
     without_rank = {row["strategy"] for row in rows} - {row["strategy"] for row in ranked}
     assert without_rank <= named_in(lines, records) or any("nothing is ranked" in line for line in lines)

@@ -146,7 +146,7 @@
     at("tip").hidden = !nearest;
     if (!nearest) return;
     const { row } = nearest.point;
-    const wanted = ["macs_ratio", "speed_up", "accuracy", "accuracy_delta", "random_inside_delta"];
+    const wanted = ["macs_ratio", "speed_up", "accuracy", "accuracy_delta", "random_delta"];
     const lines = setting.columns.filter(({ key }) => wanted.includes(key) && row[key] != null);
     at("tip").replaceChildren(
       make("strong", {}, clip_(row.strategy, 40)),
