@@ -230,14 +230,17 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
         # The number of complete repetitions counts as another number of seeds, and is no column of its own.
         seed_counts.append(trials.pop("n_seeds"))
         tables.append(trials)
+    schedules = _schedules(main.tested)
     if "spurious gap" in parts:
         tables.append(gaps.columns_of(parts["spurious gap"]))
+        # A budget that only the task with gaps has is in no row of the main task.
+        schedules = schedules.combine_first(_schedules(parts["spurious gap"].tested))
     for kind in kinds:
         if kind.name in parts:
             tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
 
     about = _about_strategies(list(used.values()))
-    rows = main.every.loc[about.index].join([*tables, about, _schedules(main.tested)])
+    rows = main.every.loc[about.index].join([*tables, about, schedules])
     # A row has as many seeds as the part with the fewest.
     rows["n_seeds"] = pd.concat(seed_counts, axis=1).min(axis=1).astype(int)
     rows["track"] = main.track
