@@ -368,8 +368,8 @@ def _pairs_of(main: Comparison, measured: pd.Index) -> Pairs:
 def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tuple[str, str]]) -> pd.Index:
     """Return the entries that are not ranked.
 
-    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A default
-    schedule beside a chosen one is not ranked, see `beside_chosen`. If strategies are compared over budgets, a
+    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A schedule
+    beside a chosen one is not ranked, see `beside_chosen`. If strategies are compared over budgets, a
     strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
 
     Args:
@@ -388,14 +388,16 @@ def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tupl
 
 
 def beside_chosen(rows: pd.DataFrame) -> np.ndarray:
-    """Return which rows have the default schedule although the strategy was also measured with schedule=auto.
+    """Return which rows have another schedule at a budget at which the strategy was also measured with schedule=auto.
 
-    Such a board compares what strategies choose, each at its best schedule. The default schedule, which is the
-    published one of a method that has one, is shown beside it.
+    Such a board compares what strategies choose, each at its best schedule. Other schedules, such as the published one
+    of a method that has one, are shown beside it.
     """
-    measured = rows["accuracy"].notna()
-    chooses = set(rows.loc[measured & (rows["form"] == AUTO), "strategy"])
-    return (measured & (rows["form"] == "") & rows["strategy"].isin(chooses)).to_numpy()
+    chooses = rows["accuracy"].notna() & (rows["form"] == AUTO)
+    chosen = set(rows.loc[chooses, ["strategy", "asked"]].itertuples(index=False, name=None))
+    of_rows = rows[["strategy", "asked"]].itertuples(index=False, name=None)
+    has_chosen = np.array([pair in chosen for pair in of_rows], dtype=bool)
+    return has_chosen & (rows["accuracy"].notna() & (rows["form"] != AUTO)).to_numpy()
 
 
 def _add_fronts(rows: pd.DataFrame, main: Comparison, ranked: pd.Index, pairs: Pairs) -> None:

@@ -63,7 +63,7 @@ def test_a_default_schedule_is_shown_beside_the_chosen_one_and_not_ranked(board:
     assert rows.loc["tome"].loc[CHOSEN, "rank_low"].notna().all()
     assert rows.loc["patch_variance", "rank_low"].notna().all()
     text = (board[1] / "leaderboard.md").read_text()
-    assert "tome, default schedule" in text and "tome: also with the default schedule" in text
+    assert "tome, default schedule" in text and "tome: also with other schedules" in text
 
 
 def test_each_chosen_schedule_has_its_counts(board: tuple[pd.DataFrame, Path]) -> None:
