@@ -267,14 +267,24 @@ def listing(root: Path) -> Contents:
             elif not name.startswith("."):
                 (links if os.path.islink(path) else names).append(within + name)
 
-    # Links come after the files, so that a picture has the name of its file, if that is in the folder too.
-    targets = {os.path.realpath(root / name) for name in names} if links else set[str]()
-    for name in sorted(links):
-        real = os.path.realpath(root / name)
-        (others[AGAIN] if real in targets else names).append(name)
-        targets.add(real)
+    repeated = _repeated_links(root, names, links) if links else set[str]()
+    names += [link for link in links if link not in repeated]
+    if repeated:
+        others[AGAIN] += repeated
     sorted_others = {reason: sorted(paths) for reason, paths in sorted(others.items())}
     return Contents(root, dict.fromkeys(sorted(names), ""), others=sorted_others)
+
+
+def _repeated_links(root: Path, names: Sequence[str], links: Sequence[str]) -> set[str]:
+    """Return the links to pictures that the folder has under another name: as a file, or by an earlier link."""
+    seen = {os.path.realpath(root / name) for name in names}
+    repeated = set()
+    for link in sorted(links):
+        target = os.path.realpath(root / link)
+        if target in seen:
+            repeated.add(link)
+        seen.add(target)
+    return repeated
 
 
 def _why_no_picture(path: str) -> str:
