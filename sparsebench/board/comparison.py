@@ -49,7 +49,8 @@ class Comparison:
         task, model: names of task and model, with the parameters that differ between comparisons of the same names. If
             tracks differ, the task's name includes the track.
         setting: the parameters of task and model, as `row_of` writes them.
-        n_train: number of training samples; 0 if the task has a success criterion, as all sizes are then together.
+        n_train: number of training samples; 0 if the task has a success criterion, as all sizes are then together, or
+            if it trains nothing.
         track: see `cell.Track`; strategies of different tracks are never ranked together.
         measured: the records with status ok.
         others: the other records.
@@ -268,7 +269,8 @@ def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
     measured_records.attrs = other_records.attrs = {}  # pandas would copy them with each part
     others_of = {where: part for where, part in other_records.groupby(["task", "setting", "track"], observed=True)}
 
-    # All numbers of training samples are together if the task has a success criterion.
+    # A size is a number of training samples. It is 0 if the task has a success criterion, so that all are together. It
+    # is 0 as well in the records of tasks that train nothing, measured or not.
     size = measured_records["n_train"].where(measured_records["success"].isna(), 0).rename("size")
     # The model is no key, because the setting names it.
     groups = measured_records.groupby(["task", "setting", size, "track"], observed=True, sort=False)

@@ -65,7 +65,7 @@ def show_tokens(
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
-            forecast(trainer.plan(request, Registry(), pictures=True))
+            forecast(lambda: trainer.plan(request, Registry(), pictures=True))
             return
         pictures = show(request, trainer, samples)
     write_whole(file, style.content(figure(pictures), form))
@@ -131,7 +131,7 @@ def compare(
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
-            forecast(comparing.plan_of((a, b), request, trainer, drawn))
+            forecast(lambda: comparing.plan_of((a, b), request, trainer, drawn))
             return
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:

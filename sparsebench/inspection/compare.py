@@ -159,20 +159,20 @@ def _load_strategy(job: Job, registry: Registry) -> Strategy:
     return strategy
 
 
-def _choices(job: Job, strategy: Strategy, cell: Prepared, context: Context) -> list[Choice]:
+def _choices(job: Job, strategy: Strategy, prepared: Prepared, context: Context) -> list[Choice]:
     """Return the choices of a strategy in the test."""
-    network, setting = cell.network, cell.cell
-    stream = seeds.seed_of("compare", setting.task.name, setting.n_train, setting.repetition, _key(job))
+    network, cell = prepared.network, prepared.cell
+    stream = seeds.seed_of("compare", cell.task.name, cell.n_train, cell.repetition, _key(job))
     try:
         budget = job.cell.budget
         if budget.schedule == AUTO:
-            budget, _ = choose_schedule(job.cell, strategy, network, cell.train, cell.task, context)
+            budget, _ = choose_schedule(job.cell, strategy, network, prepared.train, prepared.task, context)
         actor = Actor(strategy, budget, network.cost, network.grid, stream)
         if wants_images(actor):
-            fit_on(cell, actor, {})
-        if strategy.adaptive and len(cell.train.labels):
-            calibrate(network, actor, cell.train)
-        return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices[1:]
+            fit_on(prepared, actor, {})
+        if strategy.adaptive and len(prepared.train.labels):
+            calibrate(network, actor, prepared.train)
+        return evaluate(network, actor, prepared.test, prepared.recipe, choices=True).choices[1:]
     except (Exception, SystemExit) as error:  # a user's strategy may raise anything
         raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
 

@@ -148,18 +148,18 @@ class Scene:
     classes: tuple[str, ...]
 
 
-def scene(cell: Prepared, rows: np.ndarray) -> Scene:
+def scene(prepared: Prepared, rows: np.ndarray) -> Scene:
     """Return the scene of the (n,) pictures `rows` of a cell's test split."""
-    data, test, grid = cell.data, cell.data.test, cell.network.grid
+    data, test, grid = prepared.data, prepared.data.test, prepared.network.grid
     assert grid is not None
     groups = len(data.group_names) > 1
     kinds, names = (test.groups, data.group_names) if groups else (test.labels, data.classes)
     pictures = test.inputs[rows].transpose(0, 2, 3, 1)
-    share = cell.test.relevance
+    share = prepared.test.relevance
     relevant = None if share is None else share[torch.from_numpy(rows)].cpu().numpy() > 0
-    setting = cell.cell
+    cell = prepared.cell
     return Scene(
-        f"{setting.task.name}, {setting.model.name}, {setting.n_train} training samples",
+        f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples",
         grid,
         pictures,
         matters(test, rows, relevant, grid),
@@ -313,31 +313,35 @@ def _add_block(axis: Axes, block: Block, size: tuple[int, int], n_rows: int) -> 
         n_rows: number of pictures in a column.
     """
     height, width = size
-    # A cell of the grid is a picture with its margins below and beside it.
-    cell_height = int(height * (1 + BELOW))
-    cell_width = int(width * (1 + BESIDE))
+    # A field of the grid is a picture with its margins below and beside it.
+    field_height = int(height * (1 + BELOW))
+    field_width = int(width * (1 + BESIDE))
     n_columns = max(1, len(block.columns))
-    image = np.full((n_rows * cell_height, n_columns * cell_width, 3), 255, np.uint8)
+    image = np.full((n_rows * field_height, n_columns * field_width, 3), 255, np.uint8)
     for column, (_, pictures) in enumerate(block.columns):
-        left = column * cell_width
         for row, picture in enumerate(pictures):
-            top = row * cell_height
+            top, left = row * field_height, column * field_width
             image[top : top + height, left : left + width] = picture
     axis.imshow(image)
 
+    _add_titles(axis, block, np.arange(len(block.columns)) * field_width + width / 2)
+    middle = n_columns * field_width / 2
+    for row, (text, colour) in enumerate(block.below):
+        short = textwrap.shorten(text, 22 * n_columns, placeholder="...")
+        y = row * field_height + 1.02 * height
+        axis.text(middle, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+
+
+def _add_titles(axis: Axes, block: Block, middles: np.ndarray) -> None:
+    """Write a block's title, and above each column, at its x in `middles`, its caption."""
+    n_columns = max(1, len(block.columns))
     title = wrap(f"{block.title}\n{block.about}".strip(), 20 * n_columns)
     axis.set_title(title, fontsize=8, weight="bold", parse_math=False)
     captions = [wrap(caption, 22) for caption, _ in block.columns]
-    middles = np.arange(len(captions)) * cell_width + width / 2
     axis.set_xticks(middles, captions, fontsize=7, parse_math=False)
     axis.set_yticks([])
     axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
-    middle = n_columns * cell_width / 2
-    for row, (text, colour) in enumerate(block.below):
-        short = textwrap.shorten(text, 22 * n_columns, placeholder="...")
-        y = row * cell_height + 1.02 * height
-        axis.text(middle, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
 
 
 def _legend(inks: Mapping[str, Ink], matters: bool) -> list[Patch]:
@@ -437,11 +441,12 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
 
 
 @torch.no_grad()
-def _choices(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
-    items = torch.from_numpy(rows).to(cell.test.items.device)
-    outputs, acting = cell.test.forward(cell.network, cell.in_test, items, visit=0, training=False)
+def _choices(job: Job, prepared: Prepared, rows: np.ndarray) -> Shown:
+    test = prepared.test
+    items = torch.from_numpy(rows).to(test.items.device)
+    outputs, acting = test.forward(prepared.network, prepared.in_test, items, visit=0, training=False)
     stages = [] if acting is None else list(_stages(acting))
-    return Shown(job.label, _budget(job), stages, predictions(cell.recipe, outputs).cpu().numpy())
+    return Shown(job.label, _budget(job), stages, predictions(prepared.recipe, outputs).cpu().numpy())
 
 
 def _budget(job: Job) -> str:

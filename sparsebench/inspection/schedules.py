@@ -105,20 +105,20 @@ def _network(request: Request, trainer: Trainer, registry: Registry) -> tuple[Pr
     return prepare(job, registry, context), context
 
 
-def _images(cell: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
+def _images(prepared: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
     """Return images for two choices, the numbers of those to use, and what they are.
 
     Nothing is tested here, so test pictures may be used if there are no others.
     """
-    task, locations = cell.task, context.environment.locations
+    task, locations = prepared.task, context.environment.locations
     try:
         separate = task.schedule_images(2 * MANY, 0, locations)
     except UserError:
         separate = task.model_copy(update={"choose_on": "test"}).schedule_images(2 * MANY, 0, locations)
-    samples, source = cell.train, "training images"
+    samples, source = prepared.train, "training images"
     if separate is not None:
         split, source = separate
-        samples = context.samples(split, cell.network.grid)
+        samples = context.samples(split, prepared.network.grid)
     if not len(samples.labels):
         raise UserError(f"task '{task.name}' has no images on which schedules could be compared")
     order = seeds.generator("schedule", task.name, "compared").permutation(len(samples.labels))[: 2 * MANY]
@@ -126,16 +126,16 @@ def _images(cell: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
 
 
 def _at_budget(
-    words: str, strategy: Strategy, share: float, cell: Prepared, samples: Samples, rows: Tensor, source: str
+    words: str, strategy: Strategy, share: float, prepared: Prepared, samples: Samples, rows: Tensor, source: str
 ) -> Schedules:
     """Return the schedules of a strategy at a share of the MACs; see `compare_schedules`."""
-    network = cell.network
+    network = prepared.network
     budget = fit_budget(Budget(macs=share, schedule=AUTO), strategy, None, network.cost)
     if budget.schedule != AUTO:
         reason = only_schedule(strategy) or "no token is removed, or the network has one block"
         return Schedules(words, share, (), 0, (), spec_of(strategy, budget, parse(words).name), reason, "", 0, "", "")
-    stream = seeds.seed_of("schedule", cell.task.name, strategy.name)
-    classifies = cell.recipe.loss == "cross-entropy"
+    stream = seeds.seed_of("schedule", prepared.task.name, strategy.name)
+    classifies = prepared.recipe.loss == "cross-entropy"
 
     def choose_on(part: Tensor) -> Chosen:
         return choose(network, strategy, budget, samples, part, stream, classifies=classifies, source=source)
@@ -144,7 +144,7 @@ def _at_budget(
     chosen = choose_on(first)
     again = choose_on(others).choice.best.name if len(others) else ""
     speeds = [
-        _speed(cell, strategy, Budget(counts=candidate.counts, blocks=candidate.blocks), samples, stream)
+        _speed(prepared, strategy, Budget(counts=candidate.counts, blocks=candidate.blocks), samples, stream)
         for candidate in chosen.choice.candidates
     ]
     return Schedules(
@@ -162,10 +162,10 @@ def _at_budget(
     )
 
 
-def _speed(cell: Prepared, strategy: Strategy, budget: Budget, samples: Samples, stream: int) -> float:
+def _speed(prepared: Prepared, strategy: Strategy, budget: Budget, samples: Samples, stream: int) -> float:
     """Return the images per second of the network with a strategy at a budget."""
-    actor = Actor(strategy, budget, cell.network.cost, cell.network.grid, stream)
-    count, seconds = seconds_per_batch(cell.network, actor, samples, BATCH, repeats=REPEATS)
+    actor = Actor(strategy, budget, prepared.network.cost, prepared.network.grid, stream)
+    count, seconds = seconds_per_batch(prepared.network, actor, samples, BATCH, repeats=REPEATS)
     return count / float(np.median(seconds))
 
 

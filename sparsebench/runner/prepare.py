@@ -108,7 +108,10 @@ class Context:
         return Samples(tensor, labels, mask, augmentation)
 
     def _make_room(self, inputs: np.ndarray) -> bool:
-        """Return whether inputs fit on the device. Images of earlier cells are dropped if this is needed."""
+        """Return whether inputs fit on the device. Images of earlier cells are dropped if this is needed.
+
+        On a CPU the answer for images is no: they stay in the pages of their file, and none are kept.
+        """
         is_images = inputs.ndim == 4
         if not is_images:  # tokens are small
             return True
