@@ -334,6 +334,9 @@ class SparseModel(nn.Module):
     def export(self, file: str | os.PathLike[str], batch: int = 1) -> Path:
         """Export the network in evaluation mode to a file for other programs.
 
+        In ONNX files the input is named "pixels". The output is named "logits", or "features" for a model without a
+        head, whose output are the pooled features.
+
         Args:
             file: name ending in .onnx (ONNX) or .pt2 (`torch.export.load`); the file must not exist.
             batch: batch size of the exported network.
