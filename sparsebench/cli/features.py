@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from sparsebench.cli.terminal import PATH, image_size, options
 from sparsebench.errors import UserError, plain
 from sparsebench.files import check_writable, content_hash
+from sparsebench.plan.locate import files_of
 
 
 @click.command()
@@ -82,7 +84,10 @@ def features(
             skip_bad=skip_bad,
             on_done=bar.update,
         )
-    source = {"name": weights.name, "sha256": content_hash(weights)} if weights is not None else "timm"
+    source: Any = "timm"
+    if weights is not None:
+        (file,) = files_of((weights,))  # a folder or a pattern may name it
+        source = {"name": file.name, "sha256": content_hash(file)}
     result.write(output, {"model": model, "weights": source, "pool": network.global_pool, "versions": versions()})
 
     for path, why in result.left_out.items():

@@ -431,6 +431,11 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     """
     _check_images(network, images)
     weight, classes, n = next(network.module.parameters()), network.module.num_classes, len(images)
+    if labels is not None and not classes:
+        raise UserError(
+            f"'{actor.strategy.name}' looks at labels, and the network has no head, so it has no classes",
+            next_step="use another strategy, or give the network a head",
+        )
     if labels is not None and (
         not isinstance(labels, Tensor)
         or labels.dtype != torch.int64

@@ -176,6 +176,15 @@ def test_a_run_that_needs_classes_is_refused_and_names_probes(words: list[str], 
     assert not (tmp_path / "out").exists()
 
 
+def test_timms_weights_without_a_head_are_refused_alike(place: Path, tmp_path: Path) -> None:
+    model = ["--model", "timm:vit_small_patch14_dinov2", "--pretrained"]
+    done = call(
+        "run", "tome", "--suite", "folder", *pictures(place), *model, "--device", "cpu", "--out", tmp_path / "out"
+    )
+    assert done.exit_code == 2 and len(done.output.splitlines()) == 1, done.output
+    assert "no head" in done.output and "--suite probe" in done.output
+
+
 def test_compare_compares_features(place: Path, tmp_path: Path) -> None:
     words = ["compare", "attn_topk:macs=0.5", "tome:macs=0.5", "--suite", "folder", *pictures(place), "--model", MODEL]
     done = call(*words, *weights(place), "--device", "cpu", "--jobs", 0, "--out", tmp_path / "out", "--json")
