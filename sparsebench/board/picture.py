@@ -108,13 +108,13 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     words = "" if comparison is None else about(comparison)
     ranking = board.judged.over_budgets
     if ranking is not None and ranking.curves is not None:
+        over_budgets = None
         if quantity == ACCURACY:
-            lines = _lines(ranking.every, ranking.curves)
-            if any(len(line.x) > 1 for line in lines.values()):
-                return curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
-        if quantity == GAP and (gaps := gaps_over_budgets(ranking.every)) is not None:
-            chosen = strategies or main_strategies(ranking.every, ranking.curves, board.third_party)
-            return gap_curves(gaps, words, chosen, width)
+            over_budgets = _accuracy_curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
+        elif quantity == GAP:
+            over_budgets = _gap_curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
+        if over_budgets is not None:
+            return over_budgets
         # One row for each strategy, at the budget nearest to one half; without curves all rows are drawn.
         other_budgets = set(ranking.curves.budgets) - {ranking.curves.middle}
         rows = rows[~rows["asked"].isin(other_budgets)]
@@ -126,6 +126,31 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     budget = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
     title = " ".join(filter(None, (title, budget, words)))
     return dots(values, title, unit, strategies, width, samples=quantity == SAMPLES)
+
+
+def _accuracy_curves(
+    rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str], width: str, third_party: Collection[str]
+) -> Figure | None:
+    """Return the picture of `curves`; None if no strategy has several points."""
+    lines = _lines(rows, over)
+    if not any(len(line.x) > 1 for line in lines.values()):
+        return None
+    return curves(rows, over, title, strategies, width, third_party)
+
+
+def _gap_curves(
+    rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str], width: str, third_party: Collection[str]
+) -> Figure | None:
+    """Return the picture of `gap_curves`; None without gaps at several budgets.
+
+    By default it names the strategies that the picture of accuracies names, if they have gaps.
+    """
+    gaps = gaps_over_budgets(rows)
+    if gaps is None:
+        return None
+    with_gap = set(gaps.rows.index)
+    by_default = [name for name in main_strategies(rows, over, third_party) if name in with_gap]
+    return gap_curves(gaps, title, strategies or by_default, width)
 
 
 def _values(rows: pd.DataFrame, column: Column) -> pd.DataFrame:
@@ -165,10 +190,7 @@ def curves(
     """
     lines = _lines(rows, over)
     chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over, third_party)
-    references = [name for name in REFERENCES if name in lines and name not in chosen]
-    looks = {name: LOOKS[name] for name in references}
-    for place, name in enumerate(chosen):
-        looks[name] = style.series(place)
+    looks = _looks(lines, chosen)
     named = [lines[name] for name in looks]
     others = [line for name, line in lines.items() if name not in looks]
     bottom = _bottom(named)
@@ -181,8 +203,7 @@ def curves(
         notes.append("Grey: all others.")
     if not strategies:
         notes.append(f"In colour: {named_by_default(rows, third_party)}.")
-    if width == "two":
-        notes += [f"{REFERENCES[name]}." for name in references]
+    notes += _notes_on_references(looks, width)
 
     # Names at the ends of the lines need room.
     high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
@@ -216,36 +237,30 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
     _check(chosen, lines)
     _check_number(chosen)
-    looks = {name: LOOKS[name] for name in REFERENCES if name in lines and name not in chosen}
-    for place, name in enumerate(chosen):
-        looks[name] = style.series(place)
+    looks = _looks(lines, chosen)
     others = [name for name in lines if name not in looks]
-    smallest = gaps.points["macs_ratio_with_gap"].min()
 
     notes = [GAP_IS, "Bars: 95 % intervals."]
     if others:
         notes.append("Grey: all others.")
-    if width == "two":
-        notes += [f"{REFERENCES[name]}." for name in REFERENCES if name in looks]
+    notes += _notes_on_references(looks, width)
     with _sheet(width):
         figure = _new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
         panels = {"worst_group_accuracy": "accuracy of the worst group, %", "aligned_gap": "spurious gap, points"}
         for axis, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-            for name in others:
-                _plot_gap(axis, pd.concat([dense, lines[name]]), key, None)
-            for name, look in looks.items():
-                _plot_gap(axis, pd.concat([dense, lines[name]]), key, look, name)
-            axis.set_xlim(1, smallest - 0.02)
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.set_xlabel("MACs spent, share of dense")
+            for name in [*others, *looks]:
+                _plot_gap(axis, name, pd.concat([dense, lines[name]]), key, looks.get(name))
             axis.set_ylabel(label)
+            axis.set_xlabel("MACs spent, share of dense")
+            axis.set_xlim(1, gaps.points["macs_ratio_with_gap"].min() - 0.02)
+            axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(axis="y")
         figure.axes[0].legend(loc="best", ncols=1 + len(looks) // 9, handlelength=3, columnspacing=1.2)
     return figure
 
 
-def _plot_gap(axis: Axes, points: pd.DataFrame, key: str, look: style.Series | None, name: str = "") -> None:
-    """Draw one quantity of a strategy over MACs in percent, from dense on, with its intervals if it has some."""
+def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style.Series | None) -> None:
+    """Draw one quantity of a strategy over MACs in percent, from dense on; a chosen one with its intervals, if any."""
     points = points.sort_values("macs_ratio_with_gap", ascending=False)
     x, y = points["macs_ratio_with_gap"].to_numpy(float), 100 * points[key].to_numpy(float)
     if look is None:
@@ -255,6 +270,19 @@ def _plot_gap(axis: Axes, points: pd.DataFrame, key: str, look: style.Series | N
     if look.marker and f"{key}_low" in points:
         low, high = (100 * points[f"{key}_{end}"].to_numpy(float) for end in ("low", "high"))
         axis.vlines(x, low, high, color=look.color, linewidth=0.8, alpha=0.7)
+
+
+def _looks(available: Collection[str], chosen: Sequence[str]) -> dict[str, style.Series]:
+    """Return the looks of named lines: first references that are not chosen themselves, then the chosen ones."""
+    looks = {name: LOOKS[name] for name in REFERENCES if name in available and name not in chosen}
+    for place, name in enumerate(chosen):
+        looks[name] = style.series(place)
+    return looks
+
+
+def _notes_on_references(looks: Collection[str], width: str) -> list[str]:
+    """Return a sentence on each reference that is named, if the picture has room."""
+    return [f"{REFERENCES[name]}." for name in REFERENCES if name in looks] if width == "two" else []
 
 
 def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float) -> None:

@@ -97,7 +97,7 @@ class Features:
             arrays["labels"] = self.pictures.labels()
             arrays["classes"] = np.array(self.pictures.classes)
         with whole_file(file) as output:
-            np.savez(output, **arrays)
+            np.savez(output, allow_pickle=False, **arrays)
 
 
 def pictures_in(text: str) -> Pictures:
