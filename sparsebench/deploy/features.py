@@ -88,7 +88,7 @@ class Features:
             "pictures": self.cut,
             "left_out": self.left_out,
         }
-        arrays = {
+        arrays: dict[str, Any] = {
             "features": self.values,
             "paths": np.array(self.pictures.paths),
             "about": np.array(json.dumps(about | facts, ensure_ascii=False)),

@@ -82,9 +82,10 @@ class SparseModel(nn.Module):
         """Return the (B, P + M, C) tokens that remain, after the last norm: what the model's head reads.
 
         The P class and register tokens come first. Kept patches follow in the order of the grid, row by row, unless the
-        strategy orders them. A group of merged patches is at the place that the strategy gives it: mostly that of the
-        token into which the others were merged. Fused tokens are last. If images keep different numbers of tokens,
-        shorter rows end with padding. `membership` says for which patches each token stands.
+        strategy orders them. Fused tokens are last. Merged tokens have the order in which the strategy numbers its
+        groups: with `tome`, first the patches of one half that are in no group, then the other half. If images keep
+        different numbers of tokens, shorter rows end with padding. `membership` says for which patches each token
+        stands.
 
         Args:
             x: (B, channels, height, width) pixels, normalised as for the model.
