@@ -7,6 +7,8 @@ import pytest
 
 import sparsebench
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SUITE = """
 name = "choices"
 version = 1
