@@ -137,6 +137,17 @@ def open_counts() -> Iterator[Counter[str]]:
     on = False
 
 
+@pytest.fixture(scope="module")
+def timed_once() -> Iterator[None]:
+    """Time a batch once, not seven times. For files of tests with many cells that are not about speed."""
+    from sparsebench.runner import run_cell
+
+    once = functools.partial(run_cell.seconds_per_batch, repeats=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_cell, "seconds_per_batch", once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def scripted() -> Callable[..., Strategy]:
     """Return a function that makes a strategy from `decide(view, keep)`, which returns its plan.

@@ -22,7 +22,7 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
 from sparsebench.records.record import Record
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
 

@@ -29,7 +29,7 @@ from sparsebench.cli import main
 from sparsebench.records import store
 from sparsebench.records.record import Record, bytes_of
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 ARCH, SIDE = "test_vit", 32
 CLASSES = {"n01440764": 0, "n01443537": 1, "n01484850": 2}

@@ -9,6 +9,8 @@ import sparsebench
 from sparsebench.board.board import gather
 from sparsebench.board.picture import draw
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SUITE = """
 name = "choices"
 version = 1

@@ -18,6 +18,8 @@ from sparsebench.cli import main
 from sparsebench.measure.metrics import kind_of
 from sparsebench.records import manifests, store
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
 MEANING = "hesitation, sd: spread of the losses of the test pictures, in loss."
 

@@ -17,6 +17,8 @@ from sparsebench.board.reading import MAIN, SUCCESS
 from sparsebench.board.tables import FORMATS, Table, render
 from sparsebench.cli import main
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
 RUNS = {
     "stripes": ["--plugin", STRIPES, "--task", "stripes", "--n-train", 50, "--model", "vit:dim=16,depth=2,heads=2"],

@@ -20,6 +20,8 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.tasks.sources import cache
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 ARCH, NAMES, EACH = "test_vit", ("n01440764", "n01443537"), 7
 
 

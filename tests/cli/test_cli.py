@@ -25,7 +25,7 @@ from sparsebench.board.tables import FORMATS
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 PLUGINS = [SAMPLES / f"{name}.py" for name in ("good", "raises", "returns")]

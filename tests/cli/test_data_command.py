@@ -13,6 +13,8 @@ from sparsebench.cli import main
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.known import SETS
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 NAMES = ["digits", "cifar10", "cifar100", "svhn", "photos", "flowers102", "waterbirds", "celeba"]
 
 

@@ -13,6 +13,8 @@ from sparsebench.cli import main
 from sparsebench.cli.terminal import COMMANDS, EXAMPLES
 from sparsebench.publish.submission import submit
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
 
 

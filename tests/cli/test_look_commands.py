@@ -12,6 +12,8 @@ from samples import SAMPLES
 
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SMALL = [
     "--task", "composite:epochs=1,test=12,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
     "--n-train", "20", "--jobs", "0", "--device", "cpu",

@@ -17,6 +17,8 @@ from sparsebench.board.published import publish
 from sparsebench.cli import main
 from sparsebench.records import store, table
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
 

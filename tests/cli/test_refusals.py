@@ -19,6 +19,8 @@ from sparsebench import api
 from sparsebench.cli import main
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 LIST = [sys.executable, "-m", "sparsebench", "list", "suites"]
 LONG = "a" * 300
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"

@@ -24,6 +24,8 @@ from sparsebench.records.record import Failure, Record
 from sparsebench.runner import progress
 from sparsebench.runner.progress import Progress, Underway, beat, underway
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 def status(out: Path) -> Result:
     return CliRunner().invoke(main, ["status", str(out)])

@@ -19,6 +19,8 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import sorting
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 FIXED = [
     registered.cls
     for registered in Registry(shipped_only=True).strategies()

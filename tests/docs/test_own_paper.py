@@ -12,6 +12,8 @@ from plugin_files import write_distribution
 from sparsebench.cli import main
 from sparsebench.paper import Result
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 PAGE = "docs/write/paper.md"
 
 

@@ -21,6 +21,8 @@ from sparsebench.runner import run as runs
 from sparsebench.strategy.budget import Budget
 from sparsebench.training.steps import outputs_of
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 VIT = code("docs/write/model.md")[1]
 TINY: dict[str, Any] = {"seeds": 1, "device": "cpu", "suite": "quick-scratch"}
 LEARNER = """

@@ -22,6 +22,8 @@ from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.tasks.base import relevant
 from sparsebench.training.evaluation import Choice
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 TASK = "spurious:epochs=1,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
 VIT = "vit:dim=16,depth=3,heads=2"
 TWIN = """

@@ -16,13 +16,15 @@ import sparsebench
 from sparsebench import UserError
 from sparsebench.records import store
 
-ARCH = "vit_tiny_patch16_224"
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
+ARCH = "test_vit"
 SIDE = 64
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file with a ViT-Ti for two classes, at 64 pixels."""
+    """Return a file with a small ViT for two classes, at 64 pixels."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
     save_file(timm.create_model(ARCH, num_classes=2, img_size=SIDE).state_dict(), path)

@@ -20,6 +20,8 @@ from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite, Spurious
 from sparsebench.training.evaluation import evaluate
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 TASK = "spurious:epochs=2,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
 VIT = "vit:dim=16,depth=3,heads=2"
 

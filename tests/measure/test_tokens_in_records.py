@@ -9,6 +9,8 @@ from measured import COMPOSITE, VIT, Measure
 from sparsebench.records import store
 from sparsebench.records.record import Record, canonical
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 @pytest.fixture(scope="session")
 def image(measured: Measure) -> Measure:

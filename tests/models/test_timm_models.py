@@ -21,6 +21,8 @@ from sparsebench.records.record import Part
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 EMPTY = Split(np.zeros((0, 3, 32, 32), np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
 DATA = Data(EMPTY, EMPTY, ("a", "b", "c"))
 

@@ -29,6 +29,8 @@ from sparsebench.records.store import merge
 from sparsebench.tasks.folder import cut_out
 from sparsebench.tasks.sources.files import read_rgb
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 ARCH, SIDE, CLASSES, EACH = "test_vit", 32, ("a", "b", "c"), 8
 WRAPPERS = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "backbone.", "net.vit.")
 LUMA = (0.299, 0.587, 0.114)

@@ -20,6 +20,8 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.environment import RunEnvironment
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 @pytest.fixture(scope="module")
 def pretrained(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job, Record]:

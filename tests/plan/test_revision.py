@@ -16,7 +16,7 @@ import sparsebench
 from sparsebench.cli import main
 from sparsebench.records import store
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 MINE = '''"""A plugin."""
 from typing import ClassVar

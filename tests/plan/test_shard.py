@@ -15,6 +15,8 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SMALL = Request(suite=TINY, n_train=(4, 8), seeds=2)
 STARTED = Request(
     suite="quick-scratch", tasks=("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),

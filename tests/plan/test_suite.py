@@ -23,6 +23,8 @@ from sparsebench.runner import run
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.sources import known
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 SMALL = "composite:epochs=1,test=40,pretrain_epochs=0"
 

@@ -18,6 +18,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 NETWORKS = suite_text(
     """name = "composite"
 model = "vit"

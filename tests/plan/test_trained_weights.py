@@ -35,6 +35,8 @@ from sparsebench.runner.prepare import Context, prepare
 from sparsebench.tasks.folder import Folder, cut_out
 from sparsebench.tasks.sources.files import read_rgb
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
 TASK = f"folder:canvas={CANVAS}"
 NAMES = ("n01440764", "n01443537", "n01484850")

@@ -20,6 +20,8 @@ from sparsebench.records.table import row_of
 from sparsebench.runner import run as runs
 from sparsebench.tasks.images import Composite
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SMALL = "composite:canvas=48,foreground=32,test=12"
 
 

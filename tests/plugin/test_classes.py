@@ -23,6 +23,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submission import submit, verify
 from sparsebench.records import store
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 HOOK = """
 
 @sparsebench.hookimpl

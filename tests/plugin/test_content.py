@@ -18,6 +18,8 @@ from sparsebench.plugin.source import code_of
 from sparsebench.records import store
 from sparsebench.testing import process
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 STRATEGY = """
 import sparsebench
 from sparsebench import Strategy

@@ -22,6 +22,8 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.run import show_folder
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 Make = Callable[..., Record]
 OWN = """
 from typing import ClassVar

@@ -16,6 +16,8 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 
 GOOD = (SAMPLES / "good.py").read_text()

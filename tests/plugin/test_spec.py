@@ -17,6 +17,8 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import Spec, fill, parse, words_of
 from sparsebench.tasks.images import Composite, Spurious
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 class Order(Enum):
     UP = "rising"

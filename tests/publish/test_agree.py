@@ -12,6 +12,8 @@ from sparsebench.publish.replay import compare
 from sparsebench.publish.submission import read_records
 from sparsebench.records.record import Record, bytes_of
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 ELSEWHERE = "0" * 16
 Pairs = list[tuple[Items, Items]]
 

@@ -21,6 +21,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish.replay import replay
 from sparsebench.publish.submission import Verdict, manifest_of, read_records, submit, verify
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 def replayed(folder: Path, number: int | None = None, seed: int | None = None) -> Verdict:
     verdict = verify(folder)

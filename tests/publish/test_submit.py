@@ -20,7 +20,7 @@ from sparsebench.records import manifests, store, table
 from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import Cell, Record, canonical
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 Raw = dict[str, Any]
 

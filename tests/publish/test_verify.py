@@ -17,7 +17,7 @@ from forge import Change, changed, improve, kinds, put, rewritten
 from sparsebench.publish.submission import MANIFEST, RECORDS, read_records, verify
 from sparsebench.records.record import Record, bytes_of, numbers_of
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 Raw = dict[str, Any]
 FORGED = put(0.999, "metrics", "accuracy", "value")

@@ -15,6 +15,8 @@ from forge import changed, put
 
 from sparsebench.records import store, table
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT, WORKFLOWS = ROOT / ".github" / "check-submissions", ROOT / ".github" / "workflows"
 PLACE = Path("leaderboard") / "submissions" / "norm" / "1"

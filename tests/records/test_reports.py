@@ -16,6 +16,8 @@ from sparsebench.records import reports
 from sparsebench.records.record import Origin, Record
 from sparsebench.records.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 CHECKED = {
     "acts_without_error": "required", "plans_are_legal": "required", "odd_sizes": "required",
     "gradients_flow": "recommended", "exports": "informative",

@@ -24,6 +24,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 Make = Callable[..., Record]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 WRITE = """

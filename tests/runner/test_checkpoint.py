@@ -23,6 +23,8 @@ from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.progress import Callbacks
 from sparsebench.training.loop import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
 VIT = "vit:dim=16,depth=2,heads=2"
 OFTEN = 1e-9

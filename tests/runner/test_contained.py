@@ -26,6 +26,8 @@ from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cells
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 BAD = ("clings", "allocates", "forks", "closes", "scribbles", "segfaults", "leaves", "prints")
 GOOD = ("dense", "random", "oracle", "anti_oracle")
 ORPHANS = """

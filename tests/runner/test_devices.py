@@ -28,6 +28,8 @@ from sparsebench.runner.devices import NUMERIC_VARIABLES, THREADS, places, turn,
 from sparsebench.runner.process import memory_over
 from sparsebench.runner.run_cell import deterministic
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 DESCRIBE = "import json; from sparsebench.runner.devices import machine; print(json.dumps(machine()))"
 
 

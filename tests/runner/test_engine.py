@@ -31,6 +31,8 @@ from sparsebench.strategy.budget import FULL
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.images import Composite
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 def a_job(repetition: int, after: str = "") -> Job:
     cell = Cell(

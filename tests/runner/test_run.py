@@ -24,6 +24,8 @@ from sparsebench.records.record import Record
 from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 def planned(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> Plan:
     return running.planned(out, rerun, plugins=plugins, **{"n_train": (4, 8)} | options)

@@ -16,6 +16,8 @@ from sparsebench.records import store
 from sparsebench.records.store import merge
 from sparsebench.tasks.sources.labels import imagenet_classes as classes
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SHAPES = ("disc", "square", "cross", "ring")
 """Classes in the order of a head, which is not the order of the names."""
 

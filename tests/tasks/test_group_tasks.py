@@ -20,6 +20,8 @@ from sparsebench.tasks.sources import files, known
 from sparsebench.tasks.sources.composites import locate_images
 from sparsebench.training.evaluation import influences
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 
 def located(made):
     name, place = locate_images(f"folder:{made.root}")

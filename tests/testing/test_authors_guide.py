@@ -16,6 +16,8 @@ from sparsebench.strategy.base import SITES, Strategy
 from sparsebench.strategy.view import NEEDS, TokenView
 from sparsebench.testing import checks
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 GUIDE = "docs/write/strategy.md"
 CODE = code(GUIDE)
 SMALL = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}

@@ -16,6 +16,8 @@ from sparsebench.records import reports
 from sparsebench.records.record import Origin
 from sparsebench.testing import Report, process
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 

@@ -20,6 +20,8 @@ from sparsebench.runner.environment import RunEnvironment
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import deterministic, run_cells
 
+pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
 PLUGIN = """
 import torch, sparsebench
