@@ -258,7 +258,8 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     gc.disable()  # collections during imports are slow and free nothing
     for name in modules:
         importlib.import_module(name)
-    machine()  # cached for all workers; this reads files and computes nothing
+    if modules:  # otherwise torch is not loaded, which `machine` needs
+        machine()  # cached for all workers; this reads files and computes nothing
     gc.enable()
     if not FORKS:
         request, (line, _, log), _, _ = socket.recv_fds(requests, 2**16, 3)

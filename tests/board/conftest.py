@@ -1,4 +1,4 @@
-"""A browser for pages of boards, which reports errors."""
+"""A browser for pages of boards, which reports errors, and a published board."""
 
 import os
 import shutil
@@ -7,12 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published_boards import write_board
 
+from sparsebench.board import published
 from sparsebench.board.board import Board
 from sparsebench.board.published import page as render
 
 CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 WIDE = {"width": 1280, "height": 720}
+
+
+@pytest.fixture(scope="module")
+def published_board(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a published board; do not write to it."""
+    folder = tmp_path_factory.mktemp("boards") / "one"
+    write_board(folder)
+    published.write(published.board_files(folder))
+    return folder
+
+
+@pytest.fixture
+def board(published_board: Path, tmp_path: Path) -> Path:
+    """Return a copy of a published board, in a folder with other files."""
+    (tmp_path / "boards" / "figures").mkdir(parents=True)
+    return Path(shutil.copytree(published_board, tmp_path / "boards" / "one"))
 
 
 @pytest.fixture(scope="session")

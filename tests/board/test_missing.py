@@ -33,7 +33,8 @@ def without(records: list[Flat], **values: Any) -> list[Flat]:
 def ranks(records: list[Flat]) -> dict[str, set[str]]:
     """Return the ranks of each strategy, over all tasks and by task, by budget and over all budgets."""
     by_strategy: dict[str, set[str]] = {}
-    for judged in (judge(records), judge(records, "task")):
+    over_tasks = judge(records)
+    for judged in (over_tasks, judge(records, "task", over_tasks)):
         curves = [ranking.curves.rows for ranking in judged.rankings if ranking.curves is not None]
         for rows in (judged.rows, *curves):
             for strategy, rank in zip(rows["strategy"], rows["rank"], strict=True):
@@ -62,10 +63,11 @@ def test_who_lacks_something_is_not_ranked_and_others_are_as_without(
     some, rest = without(WORLD, **lacking), without(WORLD, strategy="fair")
     by_strategy = ranks(some)
     assert by_strategy["fair"] == {"not ranked"} and "not ranked" not in by_strategy["good"] | by_strategy["poor"]
-    others = [row for row in build(some) if row["strategy"] != "fair"]
+    rows = build(some)
+    others = [row for row in rows if row["strategy"] != "fair"]
     assert others == build(rest)
-    (row, *_) = [row for row in build(some) if row["strategy"] == "fair"]
-    last = [row["rank"] == "not ranked" for row in build(some) if row["kind"] != "oracle"]
+    (row, *_) = [row for row in rows if row["strategy"] == "fair"]
+    last = [row["rank"] == "not ranked" for row in rows if row["kind"] != "oracle"]
     assert last == sorted(last), "below all that are ranked"
     assert row["accuracy"] > 0.3 and row["versus_dense"] is None
 

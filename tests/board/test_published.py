@@ -2,10 +2,9 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from published_boards import PUBLISHED, write_board
 
 from sparsebench.board import published
 from sparsebench.board.board import gather
@@ -13,36 +12,11 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import store, table
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
-
-
-def write_board(folder: Path) -> None:
-    """Write two sealed files of records of one task, and what describes them."""
-    rows = store.rows(PUBLISHED)
-    rows = rows.filter((pc.field("task") == "composite") & (pc.field("macs_ratio_asked") == 0.5))
-    beside = store.sidecars(PUBLISHED, *store.SIDECARS)
-    for name, part in (("first", rows[:12]), ("second", rows[12:24])):
-        table.write(folder / "records" / f"{name}.parquet", part, beside)
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 def differing(folder: Path) -> list[str]:
     return [path.name for path in published.differences(published.board_files(folder))]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a published board; do not write to it."""
-    folder = tmp_path_factory.mktemp("boards") / "one"
-    write_board(folder)
-    published.write(published.board_files(folder))
-    return folder
-
-
-@pytest.fixture
-def board(whole: Path, tmp_path: Path) -> Path:
-    """Return a copy of the published board, in a folder with other files."""
-    (tmp_path / "boards" / "figures").mkdir(parents=True)
-    return Path(shutil.copytree(whole, tmp_path / "boards" / "one"))
 
 
 def call(*words: object) -> tuple[int, str]:
@@ -69,22 +43,6 @@ def test_files_that_were_changed_or_are_missing_are_named_and_mended(board: Path
     code, output = call(board.parent, "--update")
     assert code == 0 and {name: (board / name).read_bytes() for name in contents} == contents
     assert all(name in output.partition("written: ")[2] for name in contents)
-
-
-def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path) -> None:
-    contents_of_board = published.board_files(board)
-    published.write(contents_of_board)
-    path = board / "leaderboard.png"
-    with Image.open(path) as image:
-        picture = image.convert("RGB")
-    picture.save(path, pnginfo=None, compress_level=1)  # other bytes, the same pixels
-    assert published.differences(contents_of_board) == []
-    for wrong in (picture.rotate(180), picture.resize((8, 8)), Image.new("RGB", picture.size)):
-        wrong.save(path)
-        assert published.differences(contents_of_board) == [path]
-    path.write_bytes(Path("/etc/hostname").read_bytes())
-    code, output = call(board.parent, "--check")
-    assert code == 1 and "leaderboard.png" in output
 
 
 def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) -> None:

@@ -9,7 +9,7 @@ from flats import Flat, build, of_items
 
 from sparsebench.board.columns import Row, dicts
 from sparsebench.board.comparison import about
-from sparsebench.board.judge import judge
+from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.tables import Choice, render
 from sparsebench.board.views import report
@@ -103,16 +103,23 @@ def named_in(lines: Sequence[str], records: list[Flat]) -> set[str]:
 
 @pytest.mark.parametrize(("common", "more"), MORE.values(), ids=MORE)
 def test_what_only_some_have_changes_no_row_and_a_note_names_them(common: list[Flat], more: list[Flat]) -> None:
-    for by in (None, "task"):
-        assert build([*common, *more], by) == build(common, by)
-    new = [line for line in notes_on([*common, *more]) if line not in notes_on(common)]
-    assert named_in(new, more) == {record["strategy"] for record in more}
-    (now,), (before,) = (judge(records).rankings for records in ([*common, *more], common))
-    assert about(now.comparison) == about(before.comparison)
+    every = [*common, *more]
+    now, before = judge(every), judge(common)
+    assert dicts(now.rows) == dicts(before.rows)
+    assert dicts(judge(every, "task", now).rows) == dicts(judge(common, "task", before).rows)
+    assert named_in(new_notes(every, now, common, before), more) == {record["strategy"] for record in more}
+    (ranking,), (ranking_before,) = now.rankings, before.rankings
+    assert about(ranking.comparison) == about(ranking_before.comparison)
 
 
-def rows_of_curves(records: list[Flat]) -> list[Row]:
-    (ranking,) = judge(records).rankings
+def new_notes(records: list[Flat], now: Leaderboard, common: list[Flat], before: Leaderboard) -> list[str]:
+    """Return the notes on records that are not among those on the common records."""
+    known = set(notes_on(common, before))
+    return [line for line in notes_on(records, now) if line not in known]
+
+
+def rows_of_curves(judged: Leaderboard) -> list[Row]:
+    (ranking,) = judged.rankings
     assert ranking.curves is not None
     return dicts(ranking.curves.rows)
 
@@ -121,30 +128,35 @@ def rows_of_curves(records: list[Flat]) -> list[Row]:
 @pytest.mark.parametrize("seeds", [THREE, [0]], ids=["all seeds", "one seed"])
 def test_a_budget_that_only_some_have_changes_nothing_over_budgets(budget: float, seeds: Sequence[int]) -> None:
     common, more = cells(ALL, THREE, SEVERAL), cells(["blunt"], seeds, [budget])
-    now, before = rows_of_curves([*common, *more]), rows_of_curves(common)
+    every = [*common, *more]
+    judged, judged_before = judge(every), judge(common)
+    now, before = rows_of_curves(judged), rows_of_curves(judged_before)
     keys = ("strategy", "rank", "kept_accuracy", "kept_accuracy_low", "macs_at_2", "accuracy", "accuracy_at_0.7")
     assert [[row[key] for key in keys] for row in now] == [[row[key] for key in keys] for row in before]
     measured = [row["strategy"] for row in now if row[f"accuracy_at_{budget:g}"] is not None]
     assert measured == (["blunt"] if seeds == THREE else [])  # a cell of fewer seeds is not beside the others
-    (row,) = (row for row in build([*common, *more]) if row["asked"] == budget)
+    (row,) = (row for row in dicts(judged.rows) if row["asked"] == budget)
     assert row["n_seeds"] == len(seeds) and (row["rank"] == "not ranked") == (seeds != THREE)
     assert row["accuracy"] == pytest.approx(np.mean([record["accuracy"] for record in more]))
-    new = [line for line in notes_on([*common, *more]) if line not in notes_on(common)]
+    new = new_notes(every, judged, common, judged_before)
     assert named_in(new, more) == {"blunt"} and any(f"macs {budget:g}" in line for line in new)
 
 
 def test_without_a_budget_in_common_no_strategy_is_ranked_over_budgets() -> None:
     apart = {"sharp": [0.8, 0.7], "blunt": [0.6, 0.5], "dull": [0.4, 0.3]}
     records = [*cells(["dense"]), *(record for name, at in apart.items() for record in cells([name], THREE, at))]
-    assert all(row["rank"] == "not ranked" and row["kept_accuracy"] is None for row in rows_of_curves(records)[1:])
-    assert named_in(notes_on(records), records) >= set(apart)
+    judged = judge(records)
+    assert all(row["rank"] == "not ranked" and row["kept_accuracy"] is None for row in rows_of_curves(judged)[1:])
+    assert named_in(notes_on(records, judged), records) >= set(apart)
 
 
 def test_a_strategy_with_far_fewer_results_is_not_ranked() -> None:
     """A strategy with far less is shown and not ranked and the others are as without it."""
     less = cells(["dull"], [1], SEVERAL)
     others = cells([name for name in ALL if name != "dull"], range(6), SEVERAL)
-    rows = build([*others, *less])
+    every = [*others, *less]
+    judged = judge(every)
+    rows = dicts(judged.rows)
     assert [row for row in rows if row["strategy"] != "dull"] == build(others)
     dense = next(record for record in others if record["strategy"] == "dense" and record["repetition"] == 1)
     for record in less:
@@ -152,8 +164,9 @@ def test_a_strategy_with_far_fewer_results_is_not_ranked() -> None:
         assert (row["rank"], row["n_seeds"], row["versus_dense"]) == ("not ranked", 1, None)
         assert row["accuracy"] == record["accuracy"]
         assert row["accuracy_delta"] == pytest.approx(record["accuracy"] - dense["accuracy"])
-    for records in ([*others, *less], [r for r in [*others, *less] if r["macs_ratio_asked"] in (0.5, 1.0)]):
-        shown = render(report(judge(records)), "table", Choice(width=80)).splitlines()
+    at_one_budget = [record for record in every if record["macs_ratio_asked"] in (0.5, 1.0)]
+    for board in (judged, judge(at_one_budget)):
+        shown = render(report(board), "table", Choice(width=80)).splitlines()
         (heading,) = (line for line in shown if "rank  strategy" in line)
         at = heading.index("seeds") + len("seeds")
         (row_of_less,) = (line for line in shown if "  dull" in line[:20])
@@ -164,10 +177,11 @@ def test_without_common_seeds_there_is_no_difference() -> None:
     """A strategy with none of the common seeds has its accuracy and no difference."""
     for seeds in ([0], [0, 1, 2]):
         others = cells([name for name in ALL if name != "dull"], seeds)
+        rows_of_others = build(others)
         for other in ([7], [7, 8]):
             stranger = cells(["dull"], other)
             rows = build([*others, *stranger])
-            assert [row for row in rows if row["strategy"] != "dull"] == build(others)
+            assert [row for row in rows if row["strategy"] != "dull"] == rows_of_others
             (row,) = (row for row in rows if row["strategy"] == "dull")
             assert row["accuracy"] == pytest.approx(np.mean([record["accuracy"] for record in stranger]))
             assert (row["rank"], row["accuracy_delta"], row["random_delta"]) == ("not ranked", None, None)
@@ -181,19 +195,21 @@ def test_if_nothing_is_common_nothing_is_ranked(networks: bool, budgets: Sequenc
     for seed, name in enumerate(("sharp", "blunt", "dull", "random", "random_inside")):
         part = cells(["dense", name], [seed], budgets)
         records += of_network(f"network-{seed}", part) if networks else part
-    rows = build(records)
+    judged = judge(records)
+    rows = dicts(judged.rows)
     assert {row["rank"] for row in rows} == {"not ranked"} and {row["versus_dense"] for row in rows} == {None}
     own = {(record["strategy"], record["budget"]): record["accuracy"] for record in records}
     assert all(row["accuracy"] == own[row["strategy"], row["budget"]] for row in rows if row["strategy"] != "dense")
-    assert any("nothing is ranked" in line for line in notes_on(records))
+    assert any("nothing is ranked" in line for line in notes_on(records, judged))
 
 
 def test_no_gain_is_shown_over_a_baseline_with_fewer_seeds() -> None:
     records = [*cells([name for name in ALL if name != "random_inside"]), *cells(["random_inside"], [0, 1])]
-    rows = build(records)
+    judged = judge(records)
+    rows = dicts(judged.rows)
     assert all(row["random_delta"] is None for row in rows if row["strategy"] != "random_inside")
     assert all(row["accuracy_delta"] is not None for row in rows)
-    best = report(judge(records)).tables[0].rows
+    best = report(judged).tables[0].rows
     assert all(row.get("random") is None for row in best)
 
 
@@ -215,8 +231,9 @@ def test_a_strategy_without_a_result_in_a_common_cell_is_not_ranked(status: str)
 def test_many_results_of_few_strategies_do_not_replace_others() -> None:
     """A setting with many results of few strategies does not replace the others."""
     common, more = cells(ALL, [0]), cells(["dense", "sharp"], range(9), n_train=1200)
-    assert build([*common, *more]) == build(common)
-    assert any("not shown" in line for line in notes_on([*common, *more]))
+    judged = judge([*common, *more])
+    assert dicts(judged.rows) == build(common)
+    assert any("not shown" in line for line in notes_on([*common, *more], judged))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -225,7 +242,8 @@ def test_a_gain_is_the_difference_of_the_shown_accuracies(seed: int) -> None:
     rng = np.random.default_rng(seed)
     every, share = cells(ALL, range(4), SEVERAL), rng.uniform(0.5, 1)
     records = [record for record in every if rng.random() < share or record["repetition"] == 0 == seed % 2]
-    rows = build(records)
+    judged = judge(records)
+    rows = dicts(judged.rows)
     ranked = [row for row in rows if row["rank"] != "not ranked"]
     assert len({row["n_seeds"] for row in ranked}) <= 1
     of_row = {(row["strategy"], row["asked"]): row["accuracy"] for row in rows}
@@ -233,7 +251,7 @@ def test_a_gain_is_the_difference_of_the_shown_accuracies(seed: int) -> None:
         assert row["accuracy_delta"] == pytest.approx(row["accuracy"] - of_row["dense", 1.0])
         if row["random_delta"] is not None:
             assert row["random_delta"] == pytest.approx(row["accuracy"] - of_row["random_inside", row["asked"]])
-    lines = notes_on(records, technical=False)
+    lines = notes_on(records, judged, technical=False)
     without_rank = {row["strategy"] for row in rows} - {row["strategy"] for row in ranked}
     assert without_rank <= named_in(lines, records) or any("nothing is ranked" in line for line in lines)
     if sum(row["n_seeds"] for row in rows) < len(records):

@@ -52,7 +52,12 @@ def strategy(imports: str, body: str = "return worth(view.tokens)") -> str:
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the test's folder the current one and first on the path, and forget its modules afterwards."""
+    """Make the test's folder the current one and first on the path, and forget its modules afterwards.
+
+    Modules of the same names that other tests have imported are hidden.
+    """
+    for name in ("mine", "helper", "between", "pack"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     # Python takes the bytecode of a source for up to date if second and size are the same, as after an edit of a test.

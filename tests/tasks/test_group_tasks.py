@@ -266,7 +266,7 @@ def test_a_group_without_a_picture_is_an_error_before_anything_is_run(waterbirds
     empty = [i for i, row in enumerate(waterbirds.rows) if row == (split, 1, 0)]
     waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
     words = ["run", "--task", "waterbirds:canvas=8", "--model", "vit:dim=16,depth=2,heads=2", "--n-train", "8"]
-    images = ["--images", f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
+    images = ["--images", f"folder:{waterbirds.root}", "--jobs", "0", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(main, [*words, *images])
     assert done.exit_code == 2 and not (tmp_path / "out").exists()
     assert f"its {word} split has no picture of 'waterbird on land'" in done.stderr
@@ -314,8 +314,8 @@ def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbir
 
 @pytest.mark.parametrize("option", ["--images", "--pretrain-images"])
 def test_a_set_with_its_own_task_is_refused_by_other_tasks(waterbirds, tmp_path, option):
-    line = ["run", "--suite", "real", option, f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(main, line)
+    line = ["run", "--suite", "real", option, f"folder:{waterbirds.root}", "--jobs", "0"]
+    done = CliRunner().invoke(main, [*line, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 and "only be used by task 'waterbirds'" in done.stderr
 
 
