@@ -184,6 +184,10 @@ def choices(acting: Pass) -> Iterator[Tensor | str]:
     for decision in acting.decisions:
         plan = decision.plan
         yield f"{decision.block} {type(plan).__mro__[-2].__name__}"
+        if isinstance(plan, Keep) and plan.add is not None:
+            # These stand by their scores. The order of close scores changes with the rounding, but not the outputs.
+            yield from (x.sort(dim=1).values for x in (decision.before, decision.after))
+            continue
         yield from (decision.before, decision.after)
         if isinstance(plan, Keep):
             yield plan.index

@@ -68,6 +68,8 @@ for epoch in range(args.epochs):
         pixels, targets = mixup(pixels.to(device), labels.to(device))
         with torch.autocast(device.type, torch.bfloat16):
             loss = criterion(network(pixels), targets) + sparse.loss()
+            for logits in sparse.auxiliary():
+                loss = loss + criterion(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,7 +1,7 @@
 """Tokens are merged by several criteria: similarity, little attention, small size."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,22 +17,26 @@ class MCTF(Strategy):
 
     The weight of a pair is ((cos(x_a, x_b) + 1) / 2)^(1 / tau_similarity) times (i_a i_b)^(1 / tau_information) times
     (s_a s_b)^(1 / tau_size). i is the inverse of the received attention (mean over heads and queries), and s the
-    inverse of the size, each divided by its largest value. In the whole sequence, with class and register tokens first,
-    A is the set of tokens at even positions and B the set of tokens at odd positions. Of the r patches to be removed,
-    r // 2 are merged from A into the token of B with the largest weight. Then the others are merged from B, with the
-    tokens already merged into them, into the remaining tokens of A, by the same weights; if r = 1, the one is from B.
-    The new token of a group is the mean weighted by received attention times size; remaining tokens keep their order.
-    Class and register tokens are never merged. Later attention weights tokens by their sizes, unless `proportional` is
-    off. The strategy acts in every block, and removes at most half of the tokens.
+    inverse of the size, each divided by its largest value; a tau of 0 leaves its factor out. In the whole sequence,
+    with class and register tokens first, A is the set of tokens at even positions and B the set of tokens at odd
+    positions. Of the r patches to be removed, r // 2 are merged from A into the token of B with the largest weight.
+    Then the others are merged from B, with the tokens already merged into them, into the remaining tokens of A, by the
+    same weights; if r = 1, the one is from B. The new token of a group is the mean weighted by received attention times
+    size (`pooling=size`: by size). The rest of A comes first, in its order, then the rest of B, by falling weight of
+    its best pair. Class and register tokens are never merged. Later attention weights tokens by their sizes, unless
+    `proportional` is off.
 
-    The published method acts before attention. It reuses the attention by which it selects, in fused form, instead of
-    computing that of the merged tokens. Here the strategy acts between attention and MLP, with that block's attention.
-    Two more parts are left out: the use of the next block's attention ("one step ahead"), and the training for
-    consistency between token counts.
+    The tokens of the block's input are merged, and with them the attention matrices of the block: columns of a group
+    are added up, rows are averaged with the weights of its tokens. These matrices then multiply the values of the
+    merged tokens. With ahead=false tokens are merged at the end of the block instead, by the attention of this block.
+
+    The strategy removes at most half of the tokens. It acts in every block; as released in all but the first, and never
+    below ten tokens, which `blocks` and `counts` can say.
     """
 
     name: ClassVar[str] = "mctf"
-    site: ClassVar[Site] = "attention"
+    revision: ClassVar[int] = 2
+    site: ClassVar[Site] = "maps"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
     how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Lee et al., Multi-criteria token fusion with one-step-ahead attention, CVPR 2024"
@@ -42,21 +46,28 @@ class MCTF(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2024}
 }"""
-    published: ClassVar[tuple[Published, ...]] = (Published("mctf:macs=0.56", "DeiT-S", 2.6),)
-    differs: ClassVar[str] = (
-        "acts after attention, while the published method acts before it and reuses the fused attention; without "
-        "one-step-ahead attention, and without training for consistency between token counts"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published("mctf:per_block=16,blocks=1+2+3+4+5+6+7+8+9+10+11", "DeiT-S", 2.6),
     )
+    differs: ClassVar[str] = "without the training for consistency between token counts"
+    added: ClassVar[frozenset[str]] = Strategy.added | {"ways", "pooling", "ahead"}
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
     }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
 
-    tau_similarity: float = Field(1.0, gt=0, description="temperature of the similarity")
-    tau_information: float = Field(20.0, gt=0, description="temperature of the received attention")
-    tau_size: float = Field(40.0, gt=0, description="temperature of the size")
+    tau_similarity: float = Field(1.0, ge=0, description="temperature of the similarity")
+    tau_information: float = Field(20.0, ge=0, description="temperature of the received attention")
+    tau_size: float = Field(40.0, ge=0, description="temperature of the size")
+    ways: Literal["both", "one"] = Field("both", description="merge from A into B and back, or from A into B only")
+    pooling: Literal["attention", "size"] = Field("attention", description="weights of the means")
+    ahead: bool = Field(True, description="merge before the product with the values; else at the end of the block")
     proportional: bool = Field(True, description="later attention weights tokens by their sizes")
+
+    def at_site(self) -> Site:
+        """Return the site "maps", or with ahead=false "mlp"."""
+        return "maps" if self.ahead else "mlp"
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities between A and B."""
@@ -65,36 +76,63 @@ class MCTF(Strategy):
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge from A into B, then from B into A."""
         import torch
-        import torch.nn.functional as F
 
+        from sparsebench.strategy.sorting import ranks, sort
         from sparsebench.strategy.tokens import Grouped, sizes_after
 
-        x, sizes, received = view.tokens, view.sizes, view.received_attention.clamp(min=1e-12)
-        N, r, P = x.shape[1], x.shape[1] - keep, view.prefix_count
+        N, r, P = view.index.shape[1], view.index.shape[1] - keep, view.prefix_count
         A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
-        unit = F.normalize(x, dim=2)
-        alike = ((unit[:, A] @ unit[:, B].mT + 1) / 2).clamp(min=1e-12)
-        # The division of i and s by their largest values is left out, because it does not change the order.
-        rarity = -(sizes.log() / self.tau_size + received.log() / self.tau_information)
-        weight = alike.log() / self.tau_similarity + rarity[:, A, None] + rarity[:, None, B]
-        place = torch.arange(N, device=x.device).repeat(len(x), 1)
-        source, match = _pairs(weight, r // 2)
+        received = view.received_attention.clamp(min=1e-12)
+        weight = self._weights(view, received, A, B)
+        from_A = r // 2 if self.ways == "both" else r
+        place = torch.arange(N, device=view.index.device).repeat(len(view.index), 1)
+        source, match, _ = _pairs(weight, from_A)
         host = place.scatter(1, place[:, A].gather(1, source), place[:, B].gather(1, match))
         gone = torch.zeros_like(place[:, A]).scatter(1, source, 1).bool()
-        source, match = _pairs(weight.masked_fill(gone[:, :, None], float("-inf")).mT, r - r // 2)
+        source, match, order = _pairs(weight.masked_fill(gone[:, :, None], float("-inf")).mT, r - from_A)
         next_host = place.scatter(1, place[:, B].gather(1, source), place[:, A].gather(1, match))
-        target, share = Merge.into(next_host.gather(1, host)).target, received * sizes
-        total = sizes_after(Grouped.of(Merge(target, sizes=share), keep), sizes)
+        host = next_host.gather(1, host)
+
+        # The group of each token that stays: the rest of A in order, then the rest of B by falling weight.
+        rank = (
+            ranks(order) if self.ways == "both" else torch.arange(order.shape[1], device=order.device).expand_as(order)
+        )
+        falling = torch.empty_like(place)
+        falling[:, A] = torch.arange(gone.shape[1], device=place.device) - N
+        falling[:, B] = rank
+        group = ranks(sort(falling.masked_fill(host != place, N)).indices)
+        target = group.gather(1, host)
+
+        share = view.sizes if self.pooling == "size" else received * view.sizes
+        total = sizes_after(Grouped.of(Merge(target, sizes=share), keep), view.sizes)
         return Merge(target, weight=share / total.gather(1, target))
 
+    def _weights(self, view: TokenView, received: "Tensor", A: slice, B: slice) -> "Tensor":
+        """Return the logarithms of the weights of the pairs of A and B."""
+        import torch.nn.functional as F
 
-def _pairs(weight: "Tensor", r: int) -> "tuple[Tensor, Tensor]":
-    """Return (B, r) rows of the (B, n, m) weights with the largest entries, in descending order, and their columns."""
+        unit = F.normalize(view.tokens, dim=2)
+        alike = ((unit[:, A] @ unit[:, B].mT + 1) / 2).clamp(min=1e-12).log()
+        # The division of i and s by their largest values is left out, because it does not change the order.
+        rarity = -(_over(view.sizes.log(), self.tau_size) + _over(received.log(), self.tau_information))
+        return _over(alike, self.tau_similarity) + rarity[:, A, None] + rarity[:, None, B]
+
+
+def _over(logarithm: "Tensor", tau: float) -> "Tensor":
+    """Return the logarithm of a factor with a temperature; 0 if the temperature is 0."""
+    return logarithm / tau if tau else logarithm * 0
+
+
+def _pairs(weight: "Tensor", r: int) -> "tuple[Tensor, Tensor, Tensor]":
+    """Return the r pairs of (B, n, m) weights with the largest, each of another row: (B, r) rows and their columns.
+
+    The third tensor has all (B, n) rows by falling weight of their best pair.
+    """
     from sparsebench.strategy.sorting import sort
 
     best, match = weight.max(dim=2)
-    source = sort(best, descending=True).indices[:, :r]
-    return source, match.gather(1, source)
+    order = sort(best, descending=True).indices
+    return order[:, :r], match.gather(1, order[:, :r]), order
 
 
 @sparsebench.hookimpl

@@ -12,11 +12,11 @@ from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, 
 class ToMeCIS(Strategy):
     """Merges the pairs of ToMe, in means that are weighted by the class importance of each token.
 
-    Seol, Roh and Chung (2023): the pairs are those of `tome`, the r most similar keys of tokens at even and at odd positions.
-    The class importance of token j is w_j = a_j ||v_j||: its attention from the class token, mean over heads, and the
-    norm of its value, mean over heads. The new token of a group is sum w x / sum w. The importance is computed anew in
-    every block. Sizes add up; they act only in later attention, which weights tokens by them unless `proportional` is
-    off. A class token is needed.
+    Seol, Roh and Chung (2023): the pairs are those of `tome`, the r most similar keys of tokens at even and at odd
+    positions. The class importance of token j is w_j = a_j ||v_j||: its attention from the class token, mean over
+    heads, and the norm of its value, mean over heads. The new token of a group is sum w x / sum w. The importance is
+    computed anew in every block. Sizes add up; they act only in later attention, which weights tokens by them unless
+    `proportional` is off. A class token is needed.
     """
 
     name: ClassVar[str] = "tome_cis"

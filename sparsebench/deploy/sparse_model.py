@@ -247,6 +247,23 @@ class SparseModel(nn.Module):
             self._last.teacher = teacher
         return self._last.loss()
 
+    def auxiliary(self) -> list[Tensor]:
+        """Return further (B, classes) logits of the last call in training; add your loss of each, by the labels.
+
+        Most strategies have none, see `Strategy.auxiliary`.
+
+        Raises:
+            UserError: there was no call in training before.
+        """
+        if not (self._actor.strategy.has_auxiliary and self._actor.acts):
+            return []
+        if self._last is None or not self._last.training:
+            raise UserError(
+                "there was no call in training, so there are no further logits",
+                next_step="call .train() and the network",
+            )
+        return list(self._last.auxiliary())
+
     def kept(self, x: Tensor | None = None) -> Tensor:
         """Return (B, patches) booleans: which patches remain at the end, alone or as the first patch of a group.
 

@@ -494,7 +494,7 @@ def _budget(job: Job) -> str:
 
 def _stages(acting: Pass) -> Iterator[Stage]:
     """Yield the tokens after each decision."""
-    place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
+    place = {"input": "the input", "block": "before block {}", "mlp": "after block {}"}.get(acting.site, "block {}")
     positions = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
     token: Tensor | None = positions
     for decision in acting.decisions:

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict, with_config
 
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.strategy.base import Traits
 from sparsebench.strategy.plans import Place
 from sparsebench.strategy.view import RESULTS
@@ -37,6 +38,8 @@ class Step:
         spread: correction for images with different token counts: mean of the product of queries and keys minus the
             product of their means: 2 cov(queries, keys), and var(keys) if each key is scored by all.
         rested: tokens that skipped the block and are present again after it, see `Rest`.
+        fused: whether tokens left between the attention matrices and their product with the values: all tokens have
+            queries and keys, and only the remaining tokens have values and outputs.
     """
 
     tokens_in: float
@@ -47,6 +50,7 @@ class Step:
     own: float = 0.0
     spread: float = 0.0
     rested: float = 0.0
+    fused: bool = False
 
 
 def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
@@ -63,7 +67,7 @@ def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
     keys, out, own_macs = (over_images(name) for name in ("tokens_in", "tokens_out", "own"))
     spread = 2 * _cov(out if first.early else keys, keys) + (_cov(keys, keys) if first.scoring == "received" else 0.0)
     means = float(keys.mean()), float(out.mean()), float(own_macs.mean())
-    return Step(*means[:2], first.early, first.scoring, first.projected, means[2], spread, first.rested)
+    return Step(*means[:2], first.early, first.scoring, first.projected, means[2], spread, first.rested, first.fused)
 
 
 def _cov(a: np.ndarray, b: np.ndarray) -> float:
@@ -123,6 +127,25 @@ class CostModel:
         raise NotImplementedError
 
 
+def block_of_return(returns: int, depth: int) -> int:
+    """Return the block before which tokens come back, see `Strategy.returns`.
+
+    Raises:
+        UserError: no token can have left before this block.
+        UnsupportedError: the network has one block.
+    """
+    if depth == 1:
+        raise UnsupportedError("no token can come back in a network of one block")
+    block = returns if returns >= 0 else depth + returns
+    if not 1 <= block < depth:
+        raise UserError(
+            "the block before which tokens come back (returns)",
+            got=returns,
+            allowed=f"1 to {depth - 1} for this model, or -1 to {1 - depth} from the end",
+        )
+    return block
+
+
 def projections_for(needs: Collection[str], scoring: Scoring) -> str:
     """Return the projections that are computed only for these needs, not already for the scoring attention."""
     letters = {"q": "queries", "k": "keys", "v": "values"}
@@ -141,6 +164,9 @@ class BlockCost:
     def macs(self, step: Step, prefix: int, class_rows: int) -> float:
         """Return 3ND^2 + 2QND + QD^2 + 8MD^2 for a plain block: N keys, Q queries, M tokens after it."""
         keys, out = prefix + step.tokens_in, prefix + step.tokens_out
+        if step.fused:
+            projections = self.qkv * (2 * keys + out) / 3
+            return projections + (keys**2 + out**2) * self.width + (self.proj + self.mlp) * out + step.own
         queries = out if step.early else keys
         rows = {"": 0.0, "class": class_rows, "received": keys, "mean": 1}[step.scoring]
         products = 2 * queries * keys + rows * keys + step.spread
@@ -152,7 +178,7 @@ class VitCost(CostModel):
     """A Vision Transformer: `embed` MACs per patch, `head` MACs per image, P = `prefix` class and register tokens.
 
     `channels` is the width of a token. `plain` says whether queries can be computed for only the remaining tokens.
-    `pooled` is the MACs of an attention pool for each remaining patch token.
+    `pooled` is the MACs of an attention pool for each remaining patch token. `classes` is the number of classes.
     """
 
     tokens: int
@@ -166,6 +192,7 @@ class VitCost(CostModel):
     plain: bool = True
     pooled: int = 0
     reads_patches: bool = False
+    classes: int = 0
 
     @property
     def depth(self) -> int:
@@ -174,15 +201,29 @@ class VitCost(CostModel):
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        width, N = self.blocks[block].width // self.heads, self.tokens
-        return Place(block, self.depth, tokens, keep, self.channels, self.heads, width, self.prefix, N, self._answer)
+        return Place(
+            block=block,
+            depth=self.depth,
+            tokens=tokens,
+            keep=keep,
+            width=self.channels,
+            heads=self.heads,
+            head_width=self.blocks[block].width // self.heads,
+            prefix=self.prefix,
+            patches=self.tokens,
+            outputs=self._answer,
+            classes=self.classes,
+        )
 
     def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
-        scoring, early = self.scoring(traits.needs), self.plain and not RESULTS & set(traits.needs)
+        scoring = "" if traits.changes_maps or traits.site == "maps" else self.scoring(traits.needs)
+        early = self.plain and not RESULTS & set(traits.needs)
+        returns = None if traits.returns is None else block_of_return(traits.returns, self.depth)
         before = self.scoring(["attention"]) if "previous_attention" in traits.needs else ""
         by_block, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, list[Step]()
         for block in range(self.depth):
+            n = self.tokens if block == returns else n
             out, came = min(n, by_block.get(block, n)), self.tokens if traits.rests else n
             acts = out < came or block in traits.scaled
             own_macs = traits.own_macs(self.place(block, came, out)) if acts else 0.0
@@ -190,6 +231,10 @@ class VitCost(CostModel):
                 steps[-1] = replace(steps[-1], scoring=before)
             if acts and traits.site == "attention":
                 steps.append(Step(n, out, early, scoring, own=own_macs))
+            elif acts and traits.site == "maps":
+                steps.append(Step(n, out, own=own_macs, fused=True))
+            elif acts and traits.site == "mlp":
+                steps.append(Step(n, n, scoring=scoring, own=own_macs))
             else:
                 steps.append(Step(out, out, own=own_macs, rested=came - out if traits.rests else 0.0))
             n = out
@@ -212,7 +257,8 @@ def plain_vit_cost(channels: int, depth: int, heads: int, *, tokens: int, embed:
     """
     square = channels * channels
     block = BlockCost(qkv=3 * square, proj=square, mlp=8 * square, width=channels)
-    return VitCost(tokens, 1, 1, embed, channels * classes, (block,) * depth, channels, heads)
+    head = channels * classes
+    return VitCost(tokens, 1, 1, embed, head, (block,) * depth, channels, heads, classes=classes)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.measure.cost import CostModel, Step
+from sparsebench.measure.cost import CostModel, Step, block_of_return
 from sparsebench.strategy.base import Strategy, Traits
 from sparsebench.strategy.budget import AUTO, Budget, Convention, Schedule
 
@@ -76,22 +76,23 @@ class TokenSchedule:
         if budget.blocks is not None:
             return budget.blocks
         if self.kind == "stages":
-            quarters = (round(depth * s / 4) for s in (1, 2, 3))
-            return tuple(sorted({max(start, min(depth - 1, block)) for block in quarters}))
+            quarters, last = (round(depth * s / 4) for s in (1, 2, 3)), last_allowed(self.traits, self.cost)
+            return tuple(sorted({max(start, min(last, block)) for block in quarters}))
         if budget.counts is not None and len(budget.counts) == depth:
             return tuple(range(depth))
-        first = min(round(self.traits.first * depth), depth - 1)
-        return tuple(range(max(start, first), depth))
+        last = last_allowed(self.traits, self.cost)
+        first = min(round(self.traits.first * depth), last)
+        return tuple(range(max(start, first), last + 1))
 
     def _check_blocks(self) -> None:
         depth, start, counts = self.cost.depth, first_block(self.traits), self.budget.counts
-        if self.blocks[-1] >= depth or (self.blocks[0] < start and depth > 1):
+        last = last_allowed(self.traits, self.cost)
+        if self.blocks[-1] > last or (self.blocks[0] < start and depth > 1):
             raise UserError(
                 "budget blocks",
                 got="+".join(map(str, self.blocks)),
-                allowed=f"{start} to {depth - 1} for this model",
-                next_step="choose from these; a strategy that reads the attention of the previous block begins in "
-                "block 1",
+                allowed=f"{start} to {last} for this model",
+                next_step=self._why_not_all(start, last),
             )
         if counts is None:
             return
@@ -104,6 +105,14 @@ class TokenSchedule:
                 allowed=f"{len(self.blocks)}, one for each block in which tokens are removed",
                 next_step="name the blocks, as in blocks=3+6+9",
             )
+
+    def _why_not_all(self, start: int, last: int) -> str:
+        """Return what to do instead, if not all blocks of the network are allowed."""
+        if start:
+            return "choose from these; a strategy that reads the attention of the previous block begins in block 1"
+        if last == self.cost.depth - 1:
+            return "choose from these"
+        return "choose from these; after them no block has fewer tokens"
 
     def _check_counts(self) -> None:
         counts, tokens = self.budget.counts, self.cost.tokens
@@ -404,8 +413,17 @@ def last_block(traits: Traits, cost: CostModel) -> int:
     At the attention site tokens leave after the attention of a block. After the last attention nothing is passed
     between tokens, so there the choice has no effect if the head reads class tokens only.
     """
-    after_last_attention = traits.site == "attention" and not (cost.reads_patches or traits.reads_out)
-    return max(0, cost.depth - 1 - after_last_attention)
+    last = last_allowed(traits, cost)
+    after_last_attention = traits.site == "attention" and last == cost.depth - 1
+    return max(0, last - (after_last_attention and not (cost.reads_patches or traits.reads_out)))
+
+
+def last_allowed(traits: Traits, cost: CostModel) -> int:
+    """Return the last block in which a strategy can act: after it a part of a block has fewer tokens to compute."""
+    end = cost.depth
+    if traits.returns is not None and end > 1:
+        end = block_of_return(traits.returns, end)
+    return max(0, end - 1 - (traits.site == "mlp"))
 
 
 def kind_of(budget: Budget, traits: Traits) -> Schedule:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
-from sparsebench.measure.cost import CostModel, Scoring, Step, projections_for
+from sparsebench.measure.cost import CostModel, Scoring, Step, block_of_return, projections_for
 from sparsebench.measure.schedule import TokenSchedule
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
@@ -69,6 +69,7 @@ class Actor:
         more: additional blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the strategy's modules by block, see `Strategy.module`. They are trained with the network.
         weighs_sizes: see `Strategy.weighs_sizes`.
+        returns: the block before which tokens that left come back, or None.
         checked: the shapes of plans whose numbers were checked.
         reads_all: whether the numbers of every plan are checked on a CPU, where reading them does not wait.
 
@@ -87,6 +88,7 @@ class Actor:
         self.weighs_sizes = strategy.weighs_sizes
         if cost.alike and (why := _needs_blocks(strategy)):
             raise UnsupportedError(f"'{strategy.name}' {why}")
+        self.returns = None if strategy.returns is None else block_of_return(strategy.returns, cost.depth)
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' needs the relevance mask but is not an oracle")
         self.spend(budget)
@@ -149,10 +151,11 @@ class TokenState:
     Attributes:
         requires: the fields of the view that are read; none unless a strategy acts.
         index, sizes: (B, N) of the current tokens, see `TokenView`.
-        called: names of the methods that the network called: `decide`, `bias`, `weights`, `read_out`; `check_network`
-            finds a network that ignores a plan.
+        called: names of the methods that the network called: `decide`, `bias`, `weights`, `read_out`, `start`, `maps`,
+            `come_back`; `check_network` finds a network that ignores a plan.
         ragged: whether token counts differ between images; padding then has size 0 and index -1.
         masked: whether a real-valued `Mask` weights the tokens.
+        soft: whether attention multiplies e^(query . key) by sizes with gradients, see `Shift`.
         decisions: the decisions so far, in order.
         steps: the token counts so far, by block; arrays with a number for each image if images differ.
         previous: (B, N) see `TokenView.previous_attention`; None if no block has computed it.
@@ -168,7 +171,7 @@ class TokenState:
     def __init__(self, index: Tensor):
         self.index = index
         self.sizes = self._weights = torch.ones(index.shape, device=index.device)
-        self.ragged = self.masked = False
+        self.ragged = self.masked = self.soft = False
         self.decisions: list[Decision] = []  # torch's compiler cannot follow `list[Decision]()`
         self.steps: list[Step] = []
         self.called: set[str] = set()
@@ -178,6 +181,25 @@ class TokenState:
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention must weight tokens by their sizes."""
+        return False
+
+    @property
+    def starts(self) -> bool:
+        """Whether a strategy builds something from the tokens before the first block, see `start`."""
+        return False
+
+    @property
+    def changes_maps(self) -> bool:
+        """Whether a strategy changes the attention matrices of the blocks in which it acts, see `maps`."""
+        return False
+
+    @property
+    def keeps_left(self) -> bool:
+        """Whether the network must keep the tokens that leave, see `leave`, because they come back later."""
+        return False
+
+    def comes_back(self, block: int) -> bool:
+        """Return whether tokens that left come back before this block, see `come_back`."""
         return False
 
     @property
@@ -209,7 +231,7 @@ class TokenState:
     @property
     def even(self) -> bool:
         """Whether attention is ordinary: all tokens have the same weight as keys."""
-        return not (self.ragged or self.masked or self.weighs_sizes)
+        return not (self.ragged or self.masked or self.soft or self.weighs_sizes)
 
     def bias(self) -> Tensor | None:
         """Return (B, N) to add to the attention logits of the keys, or None: log sizes, or -inf for padding."""
@@ -218,9 +240,23 @@ class TokenState:
             return self.sizes.log()
         return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
 
-    def record_block(self, tokens_in: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
-        """Record one block, see `Step`: `tokens_in` entered its attention. Call it once, after the decision."""
-        self.steps.append(Step(tokens_in, self.present, early, scoring, projected, self.own_macs, rested=self.resting))
+    def record_block(
+        self,
+        tokens_in: Any,
+        tokens_out: Any = None,
+        *,
+        early: bool = False,
+        scoring: Scoring = "",
+        projected: str = "",
+        fused: bool = False,
+    ) -> None:
+        """Record one block, see `Step`. Call it once, after the decision.
+
+        `tokens_in` entered its attention, and `tokens_out` its MLP: by default those that are present now.
+        """
+        out = self.present if tokens_out is None else tokens_out
+        step = Step(tokens_in, out, early, scoring, projected, self.own_macs, rested=self.resting, fused=fused)
+        self.steps.append(step)
         self.own_macs = 0.0
 
     def begin_rest(self, active: Tensor) -> None:
@@ -247,6 +283,7 @@ class Pass(TokenState):
         rests: whether its plans are `Rest`.
         count: the number of tokens at the input.
         memory: see `TokenView.memory`.
+        left: the tokens that left, if they come back: pairs of (B, R, C) tokens and (B, R) patches.
         student, teacher: the outputs of the network and of the teacher, for the strategy's loss.
     """
 
@@ -254,9 +291,10 @@ class Pass(TokenState):
         super().__init__(torch.arange(actor.tokens, device=items.device).expand(len(items), actor.tokens))
         self.actor, self.items, self.visit, self.relevance, self.training = actor, items, visit, relevance, training
         self.keep, self.scaled = actor.counts(done) if training else (actor.keep, actor.scaled)
-        self.site: Site = actor.strategy.site
+        self.site: Site = actor.strategy.at_site()
         self.requires, self.rests, self.count = actor.requires, actor.strategy.rests, actor.tokens
         self.memory: dict[str, Any] = {}
+        self.left: list[tuple[Tensor, Tensor]] = []
         self.student: ModelOutputs | None = None
         self.teacher: ModelOutputs | None = None
 
@@ -293,6 +331,71 @@ class Pass(TokenState):
         """Whether this is training, the strategy acts, and it has its own loss."""
         return self.training and self.actor.acts and self.actor.strategy.has_loss
 
+    @property
+    def starts(self) -> bool:
+        """Whether the strategy builds something from the tokens before the first block."""
+        return self.actor.acts and self.actor.strategy.starts
+
+    def start(self, fields: Fields) -> None:
+        """Let the strategy build what it reads later, from the `tokens` and `prefix` before the first block."""
+        self.called.add("start")
+        with exact(self.index.device):
+            self.actor.strategy.start(self._view(0, fields, frozenset(fields)))
+
+    @property
+    def changes_maps(self) -> bool:
+        """Whether the strategy changes the attention matrices of the blocks in which it acts."""
+        return self.actor.strategy.changes_maps
+
+    def maps(self, maps: Tensor) -> Tensor:
+        """Return the (B, H, T, T) attention matrices that multiply the values, from those of the softmax."""
+        self.called.add("maps")
+        with exact(maps.device):
+            changed = self.actor.strategy.maps(full(maps))
+        if changed.shape != maps.shape:
+            name, got = self.actor.strategy.name, tuple(changed.shape)
+            raise StrategyError(f"'{name}': maps must return shape {tuple(maps.shape)}, got {got}")
+        return changed
+
+    @property
+    def keeps_left(self) -> bool:
+        """Whether the network must keep the tokens that leave, because they come back later."""
+        return self.actor.returns is not None and self.actor.acts
+
+    def leave(self, patches: Tensor) -> None:
+        """Keep the tokens that the last plan removes, of the (B, N, C) patch tokens before it."""
+        decision = self.decisions[-1]
+        if isinstance(decision.plan, Mask | Shift):
+            return  # in training or in `fit` all tokens stay
+        if not only_removes(decision.plan):
+            kind = type(decision.plan).__name__
+            raise StrategyError(
+                f"'{self.actor.strategy.name}': with `returns`, plans must only drop tokens, got {kind}"
+            )
+        assert isinstance(decision.plan, Keep)
+        gone = tokens.others(decision.plan.index, patches.shape[1])
+        self.left.append((tokens.gather(patches, gone), decision.before.gather(1, gone)))
+
+    def comes_back(self, block: int) -> bool:
+        """Return whether tokens that left come back before this block."""
+        return block == self.actor.returns and bool(self.left)
+
+    def come_back(self, patches: Tensor) -> Tensor:
+        """Return the (B, patches, C) tokens in the order of the image: the (B, N, C) tokens, and those that left."""
+        self.called.add("come_back")
+        parts, patch = zip((patches, self.index), *self.left, strict=True)
+        order = sort(torch.cat(patch, dim=1)).indices
+        self.left.clear()
+        self.index = torch.arange(self.actor.tokens, device=order.device).expand_as(order)
+        self.sizes = self._weights = torch.ones(order.shape, device=order.device)
+        return tokens.gather(torch.cat(parts, dim=1), order)
+
+    def auxiliary(self) -> Sequence[Tensor]:
+        """Return further logits of a forward pass in training, see `Strategy.auxiliary`; none without any."""
+        if not (self.training and self.actor.acts and self.actor.strategy.has_auxiliary):
+            return ()
+        return self.actor.strategy.auxiliary(self.memory)
+
     def loss(self) -> Tensor:
         """Return the strategy's own loss after the forward pass; raise UnsupportedError without a `student`."""
         if self.student is None:
@@ -321,6 +424,16 @@ class Pass(TokenState):
             raise self._cannot("changes the head's input", "call acting.read_out(prefix, tokens) if acting.reads_out")
         if "decide" not in self.called and any(map(self.acts, {*self.keep, *self.actor.more})):
             raise self._cannot(f"acts at the {self.site} site", "call acting.decide(...) there if acting.acts_at(...)")
+        if self.starts and "start" not in self.called:
+            raise self._cannot("reads the tokens before the first block", "call acting.start(fields) if acting.starts")
+        if self.changes_maps and "decide" in self.called and "maps" not in self.called:
+            raise self._cannot("changes attention matrices", "multiply values by acting.maps(A) if acting.changes_maps")
+        removes = any(isinstance(decision.plan, Keep) for decision in self.decisions)
+        if self.left or (self.keeps_left and removes and "come_back" not in self.called):
+            raise self._cannot(
+                f"has tokens that come back before block {self.actor.returns}",
+                "call acting.leave(patches) after a plan, and acting.come_back(patches) if acting.comes_back(block)",
+            )
         last = self.actor.depth - (self.site == "attention")  # there, the last block's plan affects no attention
         plans = [decision.plan for decision in self.decisions if decision.block < last]
         if any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans) and not any(
@@ -376,12 +489,15 @@ class Pass(TokenState):
         """
         actor, strategy, index = self.actor, self.actor.strategy, self.index
         check_form(plan, strategy, index, keep, training=self.training, prefix=actor.prefix)
-        combines = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
+        combines = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and not only_removes(plan))
         if self.site == "attention" and "tokens" not in self.requires and combines:
             raise StrategyError(
                 f"'{strategy.name}' fuses, merges or mixes tokens but does not read them: add tokens to `needs`. "
                 "Without it, only removal is possible, which happens before the attention and costs fewer MACs"
             )
+        if self.site == "maps" and not (isinstance(plan, Merge | Mask | Shift) or only_removes(plan)):
+            kind = type(plan).__name__
+            raise StrategyError(f"'{strategy.name}': at the maps site tokens are dropped or merged, got another {kind}")
         shape = block, type(plan), self.training, tuple(index.shape), keep
         skip = torch.compiler.is_compiling() or (
             shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
@@ -422,7 +538,7 @@ class Pass(TokenState):
         if isinstance(plan, Merge):
             return Grouped.of(plan, keep)
         if isinstance(plan, Keep) and not plan.ordered:
-            return Keep(sort(plan.index).values, plan.fuse, plan.scores)
+            return _in_order(plan)
         if isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
             padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
             is_ragged = bool((padded.index < 0).any())
@@ -436,18 +552,21 @@ class Pass(TokenState):
             self.masked = True
         elif self.masked and only_removes(plan):
             self._weights = tokens.sizes_after(plan, self._weights)
-        elif not isinstance(plan, Shift):
+        elif isinstance(plan, Shift):
+            self.soft = self.soft or plan.sizes is not None
+        else:
             self._weights = torch.ones_like(self.sizes)
             self.masked = False
 
-    def _view(self, block: int, fields: Fields) -> TokenView:
+    def _view(self, block: int, fields: Fields, needs: Collection[str] | None = None) -> TokenView:
+        """Return the view of a block with the fields in `needs`, by default those that the strategy declares."""
         fields, count, cost = dict(fields), self.index.shape[1], self.actor.cost
         if "relevance" in self.requires:
             if self.relevance is None:
                 raise UnsupportedError("the data of this cell has no relevance mask")
             mask = self.relevance
             fields["relevance"] = lambda: values_at(mask, self.index)
-        if missing := sorted(self.requires - set(fields)):
+        if needs is None and (missing := sorted(self.requires - set(fields))):
             hint = "; site = 'attention' gives attention fields" if self.site == "input" and cost.depth > 1 else ""
             raise UnsupportedError(
                 f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
@@ -464,7 +583,7 @@ class Pass(TokenState):
             return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
 
         return TokenView(
-            {need: in_float32(fields[need]) for need in self.requires},
+            {need: in_float32(fields[need]) for need in (self.requires if needs is None else needs)},
             index=self.index,
             sizes=self.sizes,
             weights=self._weights,
@@ -477,6 +596,14 @@ class Pass(TokenState):
         )
 
 
+def _in_order(plan: Keep) -> Keep:
+    """Return a plan with its kept tokens in their old order."""
+    index, order = sort(plan.index)
+    add = None if plan.add is None else tokens.gather(plan.add, order)
+    sizes = None if plan.sizes is None else plan.sizes.gather(1, order)
+    return Keep(index, plan.fuse, plan.scores, add=add, sizes=sizes)
+
+
 def _needs_blocks(strategy: Strategy) -> str:
     """Return what the strategy does that no model of one layer with closed-form gradients can do, or ""."""
     steps = "this model is trained by steps in closed form, which cannot do this"
@@ -485,6 +612,9 @@ def _needs_blocks(strategy: Strategy) -> str:
         f"keeps another number of tokens of each sample: {steps}": strategy.adaptive,
         f"changes the number of tokens while training: {steps}": strategy.ramps,
         "lets tokens rest for a block and return: this model has one, and nothing after it": strategy.rests,
+        "builds something from the tokens before the first block: this model has one": strategy.starts,
+        "changes attention matrices: this model computes its attention in closed form": strategy.changes_maps,
+        "has tokens that come back before a later block: this model has one block": strategy.returns is not None,
         "looks at training images before the test: this model shows no gradients of what it is given": strategy.fits(),
     }
     return next((why for why, applies in reasons.items() if applies), "")

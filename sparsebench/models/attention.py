@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Pass, full
 from sparsebench.strategy import tokens
+from sparsebench.strategy.plans import Mask, Merge, Plan, Shift
 
 ROTARY = (EvaAttention, AttentionRope)
 """timm's attention modules with rotary position embeddings."""
@@ -104,6 +105,50 @@ def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tenso
     return q, k, v
 
 
+def queries_keys(attn: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys, each (B, H, T, C / H), of (B, T, C) tokens; the attention passed `check_parts`."""
+    q, k = _part(attn, x, 0), _part(attn, x, 1)
+    return attn.q_norm(q), attn.k_norm(k)
+
+
+def values_of(attn: Any, x: Tensor) -> Tensor:
+    """Return the values (B, H, T, C / H) of (B, T, C) tokens; the attention passed `check_parts`."""
+    return _part(attn, x, 2)
+
+
+def _part(attn: Any, x: Tensor, part: int) -> Tensor:
+    """Return the queries, keys or values (part 0, 1 or 2) of tokens."""
+    weight = attn.qkv.weight.chunk(3)[part]
+    bias = None if attn.qkv.bias is None else attn.qkv.bias.chunk(3)[part]
+    return F.linear(x, weight, bias).unflatten(2, (-1, attn.head_dim)).transpose(1, 2)
+
+
+def check_parts(attn: Any) -> None:
+    """Raise UnsupportedError unless queries, keys and values can be computed for different tokens."""
+    if type(attn) is not Attention or type(attn.qkv) is not nn.Linear:
+        raise UnsupportedError(
+            f"in attention of type {type(attn).__name__} the values cannot be computed after the attention matrices, "
+            "as the site maps needs"
+        )
+
+
+def fuse_maps(maps: Tensor, plan: Plan, sizes: Tensor, prefix: int) -> Tensor:
+    """Return the (B, H, P + M, P + M) attention between the tokens after a plan, from (B, H, P + N, P + N).
+
+    The rows (queries) of a group are combined as its tokens are. Its columns (keys) are added up, so that the rows
+    still sum to 1; those of dropped tokens are left out.
+    """
+    if isinstance(plan, Mask | Shift):
+        return maps  # in training all tokens stay
+    B, H, T, _ = maps.shape
+    rows = tokens.apply(plan, maps.transpose(1, 2).reshape(B, T, H * T), sizes, prefix)
+    columns = rows.unflatten(2, (H, T)).permute(0, 3, 2, 1).flatten(2)  # (B, T, H (P + M))
+    # Columns of a group are added up; those of a Keep are only gathered.
+    ones = replace(plan, weight=torch.ones_like(sizes)) if isinstance(plan, Merge) else plan
+    fused = tokens.apply(ones, columns, sizes, prefix)
+    return fused.unflatten(2, (H, -1)).permute(0, 2, 3, 1)
+
+
 def _projections(attn: Any, x: Tensor) -> Sequence[Tensor]:
     """Return queries, keys and values, each (B, T, width), from one layer of timm's attention or from three."""
     if attn.qkv is None:
@@ -135,7 +180,9 @@ def attend(
     v: Tensor,
     bias: Tensor | None = None,
     weights: Tensor | None = None,
+    soft: Tensor | None = None,
     rows: Tensor | None = None,
+    maps: Tensor | None = None,
 ) -> Tensor:
     """Return the (B, Q, C) output of attention for Q queries, with the kernel that the module would use.
 
@@ -145,22 +192,35 @@ def attend(
         k, v: (B, H, T, C / H) keys and values.
         bias: (B, 1, 1, T) added to the logits of the keys, or None.
         weights: (B, T) weights of the keys, see `masked_softmax`, or None.
+        soft: (B, T) factors of e^(query . key), see `softmax`, or None.
         rows: (B, Q) positions of the queries' tokens among the keys; None if queries and keys have the same tokens.
+        maps: (B, H, Q, T) the attention, if it is already known; queries and keys are then not used.
     """
     bias, own_keys = None if bias is None else bias.to(q.dtype), ALL if rows is None else rows
-    if weights is None and attn.fused_attn:
+    if maps is not None:
+        x = attn.attn_drop(maps.to(v.dtype)) @ v
+    elif weights is None and soft is None and attn.fused_attn:
         drop = attn.attn_drop.p if attn.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
     else:
-        A = softmax(q * attn.scale @ k.transpose(-2, -1), bias, weights, own_keys)
+        A = softmax(q * attn.scale @ k.transpose(-2, -1), bias, weights, own_keys, soft)
         x = attn.attn_drop(A.to(v.dtype)) @ v
     x = x.transpose(1, 2).flatten(2)
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
 
 
-def softmax(scores: Tensor, bias: Tensor | None, weights: Tensor | None, own_keys: OwnKeys) -> Tensor:
-    """Return (B, H, Q, T) attention for logits of this shape; bias, weights and own_keys as in `masked_softmax`."""
+def softmax(
+    scores: Tensor, bias: Tensor | None, weights: Tensor | None, own_keys: OwnKeys, soft: Tensor | None = None
+) -> Tensor:
+    """Return (B, H, Q, T) attention for logits of this shape; bias, weights and own_keys as in `masked_softmax`.
+
+    With (B, T) factors `soft` the attention is e^z soft, divided by its sum. As a bias log soft, a factor of 0 would
+    have no gradient.
+    """
     scores = scores if bias is None else scores + bias
+    if soft is not None:
+        e = (full(scores) - full(scores).amax(dim=-1, keepdim=True).detach()).exp() * soft[:, None, None]
+        return e / e.sum(dim=-1, keepdim=True)
     return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own_keys)
 
 
@@ -194,7 +254,9 @@ def fields_of(
     class_rows: int,
     bias: Tensor | None = None,
     weights: Tensor | None = None,
+    soft: Tensor | None = None,
     present: Tensor | None = None,
+    maps: Tensor | None = None,
 ) -> dict[str, Callable[[], Any]]:
     """Return a function for each field of the view that computes it from this block's attention.
 
@@ -205,9 +267,11 @@ def fields_of(
         class_rows: number of class (and distillation) tokens among them.
         bias: (B, 1, 1, P + N) that this block adds to the logits of the keys, or None.
         weights: (B, P + N) weights of the keys, see `masked_softmax`, or None.
+        soft: (B, P + N) factors of e^(query . key), see `softmax`, or None.
         present: (B, N) booleans, False for padding; None without padding.
+        maps: (B, H, P + N, P + N) the attention, if it is already known.
     """
-    block = _BlockAttention(attn, q, k, v, prefix, bias, weights, present)
+    block = _BlockAttention(attn, q, k, v, prefix, bias, weights, soft, present, maps)
     fields: dict[str, Callable[[], Any]] = {
         "queries": lambda: q[:, :, prefix:],
         "keys": lambda: k[:, :, prefix:],
@@ -233,16 +297,21 @@ class _BlockAttention:
     prefix: int
     bias: Tensor | None
     weights: Tensor | None
+    soft: Tensor | None
     present: Tensor | None
+    known: Tensor | None
 
     def maps(self, images: slice = ALL) -> Tensor:
         """Return the (B, H, T, T) attention maps of some images of the batch."""
+        if self.known is not None:
+            return self.known[images]
         # Contiguous before the transposition: the product of transposed views would copy the keys one by one.
         keys = full(self.k[images]).contiguous().transpose(-2, -1)
         scores = full(self.q[images]) * self.attn.scale @ keys
         bias = None if self.bias is None else self.bias[images]
         weights = None if self.weights is None else self.weights[images]
-        return softmax(scores, bias, weights, ALL)
+        soft = None if self.soft is None else self.soft[images]
+        return softmax(scores, bias, weights, ALL, soft)
 
     def received(self) -> Tensor:
         """Return the (B, N) attention that each patch receives, mean over heads and queries."""
@@ -267,10 +336,12 @@ class _BlockAttention:
 
     def _of_queries(self, queries: Tensor, own_keys: OwnKeys) -> Tensor:
         """Return the (B, N) attention from (B, H, Q, C / H) queries, mean over heads and queries."""
+        if self.known is not None and own_keys is not None:
+            return self.known[:, :, own_keys].mean(dim=(1, 2))[:, self.prefix :]
         # For one row, multiplying and summing is several times faster than a matrix product.
         rows = [(query[:, :, None] * full(self.k)).sum(-1) for query in queries.unbind(2)]
         scores = torch.stack(rows, dim=2) * self.attn.scale
-        attention = softmax(scores, self.bias, self.weights, own_keys)
+        attention = softmax(scores, self.bias, self.weights, own_keys, self.soft)
         return attention.mean(dim=(1, 2))[:, self.prefix :]
 
     def _query_mean(self, x: Tensor, first: int, images: slice = ALL) -> Tensor:

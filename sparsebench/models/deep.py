@@ -19,7 +19,18 @@ from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.actor import Pass, SplitPass, exact, full, in_chunks
-from sparsebench.models.attention import PositionalAttention, attend, fields_of, gather_heads, positions_of, qkv
+from sparsebench.models.attention import (
+    PositionalAttention,
+    attend,
+    check_parts,
+    fields_of,
+    fuse_maps,
+    gather_heads,
+    positions_of,
+    qkv,
+    queries_keys,
+    values_of,
+)
 from sparsebench.models.timm_parts import (
     POOLS,
     ConvStem,
@@ -34,6 +45,7 @@ from sparsebench.models.timm_parts import (
 )
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import ModelOutputs, Strategy
+from sparsebench.strategy.plan_checks import only_removes
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Resting
 from sparsebench.strategy.view import NEEDS, RESULTS
@@ -41,7 +53,9 @@ from sparsebench.strategy.view import NEEDS, RESULTS
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow and torchvision."""
 ELSEWHERE = {"input": frozenset({"pixels", "outputs"}), "block": frozenset({"previous_attention"})}
-"""The fields of the view at sites other than attention, besides the tokens. The attention site has all other fields."""
+"""The fields of the view at the sites outside a block, besides the tokens. The sites inside have all other fields."""
+NOT_AT = {"maps": frozenset({"branch", "values", "attention_input"}), "mlp": frozenset({"attention_input"})}
+"""The fields that sites inside a block lack."""
 TOKENS = frozenset({"tokens", "prefix"})
 
 
@@ -138,6 +152,10 @@ class DeepViT:
         if acting.acts_at("input", 0):
             x = self._input(pixels, acting, x)
         x = vit.norm_pre(x)
+        if acting.keeps_left:
+            acting.left = [(vit.norm_pre(gone), patch) for gone, patch in acting.left]
+        if acting.starts:
+            acting.start(self._tokens(x))
         turn = Rotations(vit, self.grid, table)
         for number, block in enumerate(vit.blocks):
             x = _call(block, partial(self._block, acting, turn, number, block), x)
@@ -222,10 +240,13 @@ class DeepViT:
 
     def check(self, strategy: Strategy) -> None:
         """Raise UnsupportedError if the strategy needs something that the architecture does not have."""
-        site = strategy.site
-        fields = TOKENS | ELSEWHERE.get(site, NEEDS.difference({"relevance"}, *ELSEWHERE.values()))
-        for block in self.module.blocks if site == "attention" else ():
+        site = strategy.at_site()
+        inside = NEEDS.difference({"relevance"}, *ELSEWHERE.values(), NOT_AT.get(site, ()))
+        fields = TOKENS | ELSEWHERE.get(site, inside)
+        for block in self.module.blocks if site not in ELSEWHERE else ():
             check_block(block)
+            if site == "maps":
+                check_parts(block.attn)
         fields -= frozenset() if self.class_rows else {"class_attention"}
         if missing := sorted(strategy.reads() - fields):
             raise UnsupportedError(
@@ -246,7 +267,13 @@ class DeepViT:
             "outputs": lambda: in_chunks(partial(self._whole, full(x[:, : self.prefix])), len(x)),
         }
         plan = acting.decide(0, fields)
-        return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
+        return x if plan is None else self._change(acting, plan, x, x.new_ones(x.shape[0], self.cost.tokens))
+
+    def _change(self, acting: Pass, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
+        """Return the tokens x after the plan; keep those that leave if they come back later."""
+        if acting.keeps_left:
+            acting.leave(x[:, self.prefix :])
+        return self._apply(plan, x, sizes)
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
         """Return the logits for (R, N, C) patch tokens at the input site, in evaluation mode.
@@ -273,6 +300,8 @@ class DeepViT:
 
     def _block(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
         """Run one block, with a decision before it or inside it."""
+        if acting.comes_back(number):
+            x = torch.cat([x[:, : self.prefix], acting.come_back(x[:, self.prefix :])], dim=1)
         if acting.acts_at("block", number):
             sizes, fields = acting.sizes, self._tokens(x)
             if (previous := acting.previous) is not None:
@@ -280,7 +309,9 @@ class DeepViT:
             plan = acting.decide(number, fields)
             if isinstance(plan, Resting) and plan.index.shape[1]:
                 return self._run_active(acting, turn, number, block, x, plan.active)
-            x = x if plan is None else self._apply(plan, x, sizes)
+            x = x if plan is None else self._change(acting, plan, x, sizes)
+        if acting.acts_at("maps", number):
+            return self._run_fused(acting, number, block, x)
         return self._run(acting, turn, number, block, x)
 
     def _run_active(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor, active: Tensor) -> Tensor:
@@ -300,8 +331,9 @@ class DeepViT:
         positional = isinstance(block.attn, PositionalAttention)
         rope = {"rope": positions_of(self.module, acting)} if positional else turn.of(number, acting)
         acts = acting.acts_at("attention", number)
+        ends = acting.acts_at("mlp", number)
         read_next = _read_next(acting, number)
-        if not (acts or read_next or positional) and acting.even:
+        if not (acts or ends or read_next or positional) and acting.even:
             acting.record_block(acting.present)
             return type(block).forward(block, x, **rope)
 
@@ -309,9 +341,12 @@ class DeepViT:
         tokens_in = acting.present
         sizes = acting.sizes
         keys = self._keys(acting)
-        q, k, v = qkv(block.attn, branch_input(block, 1, x), **rope)
+        normed = branch_input(block, 1, x)
+        q, k, v = qkv(block.attn, normed, **rope)
         present = sizes > 0 if acting.ragged else None
-        fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present)
+        maps = self._changed_maps(acting, block.attn, q, k, v, keys) if acts or ends else None
+        fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present, maps=maps)
+        fields["attention_input"] = lambda: normed[:, self.prefix :]
         if read_next:
             acting.previous = self._times_keys(fields["attention"], sizes)
 
@@ -321,11 +356,12 @@ class DeepViT:
         rows = None
         if acts and not after_attention:
             plan = acting.decide(number, fields)
-            if isinstance(plan, Keep) and plan.fuse is None:
+            if isinstance(plan, Keep) and only_removes(plan):
                 rows = tokens.rows_of(plan, self.prefix)
                 q = gather_heads(q, rows)
-                x = tokens.gather(x, rows)
-        branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows))
+                x = self._change(acting, plan, x, sizes)
+                maps = None if maps is None else gather_queries(maps, rows)
+        branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows, maps=maps))
         x = x + branch
 
         # After the attention: the strategy reads its result.
@@ -333,12 +369,52 @@ class DeepViT:
             fields |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
             plan = acting.decide(number, fields)
         if plan is not None and rows is None:
-            x = self._apply(plan, x, sizes)
+            x = self._change(acting, plan, x, sizes)
 
-        scored = acting.requires
-        if not acts:
-            scored = frozenset({"attention"} if read_next else ())
-        acting.record_block(tokens_in, early=rows is not None, scoring=self.cost.scoring(scored))
+        tokens_out = acting.present
+        added = branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
+        x = x + added
+
+        # At the end of the block: the strategy reads what the MLP added.
+        if ends:
+            plan = acting.decide(number, {**fields, **self._tokens(x), "branch": lambda: added[:, self.prefix :]})
+            x = x if plan is None else self._change(acting, plan, x, sizes)
+
+        scored = acting.requires if acts or ends else frozenset({"attention"} if read_next else ())
+        scoring = "" if maps is not None else self.cost.scoring(scored)
+        acting.record_block(tokens_in, tokens_out, early=rows is not None, scoring=scoring)
+        return x
+
+    def _changed_maps(
+        self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor, keys: dict[str, Tensor | None]
+    ) -> Tensor | None:
+        """Return the (B, H, T, T) attention as the strategy changes it; None if it changes none."""
+        if not acting.changes_maps:
+            return None
+        fields = fields_of(attn, q, k, v, self.prefix, self.class_rows, **keys)
+        return acting.maps(fields["attention_maps"]())
+
+    def _run_fused(self, acting: Pass, number: int, block: Any, x: Tensor) -> Tensor:
+        """Run one block with a decision between the attention matrices and their product with the values.
+
+        The tokens of the block's input leave or merge, and the matrices with them. Values are computed of what remains.
+        """
+        check_block(block)
+        check_parts(block.attn)
+        attn: Any = block.attn
+        tokens_in, sizes, keys = acting.present, acting.sizes, self._keys(acting)
+        q, k = queries_keys(attn, branch_input(block, 1, x))
+        maps = fields_of(attn, q, k, k, self.prefix, self.class_rows, **keys)["attention_maps"]()
+        maps = acting.maps(maps) if acting.changes_maps else maps
+        present = sizes > 0 if acting.ragged else None
+        fields = fields_of(attn, q, k, k, self.prefix, self.class_rows, **keys, present=present, maps=maps)
+        plan = acting.decide(number, {**fields, **self._tokens(x)})
+        if plan is not None:
+            maps = fuse_maps(maps, plan, sizes, self.prefix)
+            x = self._change(acting, plan, x, sizes)
+        v = values_of(attn, branch_input(block, 1, x))
+        x = x + branch_output(block, 1, attend(attn, q, k, v, maps=maps))
+        acting.record_block(tokens_in, fused=True)
         return x + branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
 
     def _times_keys(self, attention: Callable[[], Tensor], sizes: Tensor) -> Tensor:
@@ -350,10 +426,17 @@ class DeepViT:
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return the bias and the weights of the P + N current tokens as keys, see `attend`."""
         bias = acting.bias()
+        soft = F.pad(acting.sizes, (self.prefix, 0), value=1.0) if acting.soft else None
         return {
+            "soft": soft,
             "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
             "weights": F.pad(acting.weights(), (self.prefix, 0), value=1.0) if acting.masked else None,
         }
+
+
+def gather_queries(maps: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows (B, Q) of (B, H, T, T) attention as (B, H, Q, T)."""
+    return maps.gather(2, rows[:, None, :, None].expand(-1, maps.shape[1], -1, maps.shape[3]))
 
 
 def _call(module: nn.Module, forward: Callable[[Tensor], Any], x: Tensor) -> Any:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["baseline", "deployable", "oracle"]
 How = Literal["drop", "fuse", "merge", "mix", "drop+merge", "rest"]
-Site = Literal["input", "attention", "block"]
+Site = Literal["input", "block", "maps", "attention", "mlp"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
-SITES: tuple[Site, ...] = ("input", "attention", "block")
+SITES: tuple[Site, ...] = ("input", "block", "maps", "attention", "mlp")
 REDUCTIONS = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """The `how` of each disposal."""
 
@@ -100,6 +100,8 @@ class Traits(NamedTuple):
         rests: whether tokens that skip a block are present again after it, see `Rest`. A count then holds in each block
             until the next count, as it does if tokens are removed.
         reads_out: whether the strategy changes the input of the head, and so may read tokens of the last block.
+        returns: the block before which the tokens that left come back, see `Strategy.returns`, or None.
+        changes_maps: see `Strategy.changes_maps`.
     """
 
     site: str
@@ -112,6 +114,8 @@ class Traits(NamedTuple):
     first: float = 0.0
     rests: bool = False
     reads_out: bool = False
+    returns: int | None = None
+    changes_maps: bool = False
 
 
 class Strategy(BaseModel):
@@ -124,8 +128,9 @@ class Strategy(BaseModel):
         revision: increased by the author when the strategy selects other tokens. Name, revision and parameters identify
             the method of a result.
         kind: "baseline", "deployable", or "oracle" for a strategy that reads the relevance mask.
-        site: where the strategy acts: "input" (before the first block), "attention" (between attention and MLP of the
-            scheduled blocks) or "block" (before the scheduled blocks).
+        site: where the strategy acts: "input" (before the first block), or in the scheduled blocks: "block" (before the
+            block), "maps" (between the attention matrices and their product with the values), "attention" (between
+            attention and MLP) or "mlp" (after the MLP, at the end of the block).
         needs: the fields of the view that the strategy reads; must include `tokens` if plans fuse, merge or mix tokens.
         budgeted: False if the MACs do not depend on the budget; the strategy then has one row.
         trains_only: True if the strategy acts in training only: the budget applies to the training, the test is dense.
@@ -154,6 +159,10 @@ class Strategy(BaseModel):
         disposals: the allowed values of `disposal`. Default: all for a strategy with `scores`, only the default value
             for a strategy with `plan`.
         disposal: what happens to the tokens that the scores do not keep, see `sparsebench.strategy.plans.dispose`.
+        returns: before this block the tokens that left come back, unchanged, and all tokens are computed from there on;
+            a negative number counts from the end, -1 is the last block. None: they do not come back. Only for tokens
+            that are dropped.
+        added: parameters that older records lack; they are part of a result only if they differ from their defaults.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -183,8 +192,10 @@ class Strategy(BaseModel):
     fuses: ClassVar[bool] = False
     how: ClassVar[How | None] = None
     disposals: ClassVar[tuple[Disposal, ...]] = ()
+    added: ClassVar[frozenset[str]] = frozenset({"returns"})
 
     disposal: Disposal = "drop"
+    returns: int | None = None
 
     def model_post_init(self, _context: Any) -> None:
         """Refuse a disposal that the strategy does not support."""
@@ -194,6 +205,12 @@ class Strategy(BaseModel):
                 got=f"disposal={self.disposal}",
                 allowed=allowed,
                 next_step="or leave disposal out",
+            )
+        if self.returns is not None and not self.only_drops:
+            raise UserError(
+                f"no token of strategy '{self.name}' can come back, because it does not only drop tokens",
+                got=f"returns={self.returns}",
+                next_step="use disposal=drop" if type(self).plan is Strategy.plan else "leave returns out",
             )
 
     @classmethod
@@ -215,6 +232,10 @@ class Strategy(BaseModel):
         """Return the fields of the view that the strategy reads with these parameters; by default `needs`."""
         return self.needs
 
+    def at_site(self) -> Site:
+        """Return the site with these parameters; by default `site`."""
+        return self.site
+
     def reads(self) -> frozenset[str]:
         """Return the fields that the strategy and its disposal read."""
         return self.requires() | disposals.NEEDS[self.disposal]
@@ -227,7 +248,7 @@ class Strategy(BaseModel):
         """Return the properties that turn a budget into token counts."""
         fuses = self.fuses or self.disposal == "fuse"
         return Traits(
-            self.site,
+            self.at_site(),
             self.reads(),
             self.schedule,
             self.most,
@@ -236,6 +257,8 @@ class Strategy(BaseModel):
             first=self.first,
             rests=self.rests,
             reads_out=self.reads_out,
+            returns=self.returns,
+            changes_maps=self.changes_maps,
         )
 
     def own_macs(self, place: Place) -> float:
@@ -270,6 +293,30 @@ class Strategy(BaseModel):
     def fits(cls) -> bool:
         """Return whether the strategy has a `fit`."""
         return cls.fit is not Strategy.fit
+
+    def start(self, view: TokenView) -> None:
+        """Build what later plans of this forward pass read, such as a graph of the patches, and put it in view.memory.
+
+        Called once in each forward pass, before the first block, with all tokens; not called unless overridden. The
+        view has `tokens` and `prefix`, and the fields that are always available. `own_macs` must count the products in
+        the first block in which the strategy acts, where `place.tokens` is `place.patches`.
+        """
+        raise NotImplementedError
+
+    def maps(self, maps: Tensor) -> Tensor:
+        """Return the (B, H, T, T) attention matrices that multiply the values, from those of the softmax.
+
+        Called in each block in which the strategy acts inside the block; not called unless overridden. The fields of
+        the view are computed from the result.
+        """
+        raise NotImplementedError
+
+    def auxiliary(self, memory: dict[str, Any]) -> Sequence[Tensor]:
+        """Return further (B, classes) logits of a forward pass in training; not called unless overridden.
+
+        The loss of each, by the labels, is added to the loss of the network. A strategy never gets labels itself.
+        """
+        raise NotImplementedError
 
     def training_blocks(self, depth: int) -> tuple[int, ...]:
         """Return blocks, from 0 to `depth` - 1, in which it also acts in training, whatever the budget.
@@ -312,6 +359,28 @@ class Strategy(BaseModel):
     def has_loss(self) -> bool:
         """Whether the strategy has its own loss."""
         return type(self).loss is not Strategy.loss
+
+    @property
+    def starts(self) -> bool:
+        """Whether the strategy overrides `start`."""
+        return type(self).start is not Strategy.start
+
+    @property
+    def changes_maps(self) -> bool:
+        """Whether the strategy overrides `maps`."""
+        return type(self).maps is not Strategy.maps
+
+    @property
+    def has_auxiliary(self) -> bool:
+        """Whether the strategy overrides `auxiliary`."""
+        return type(self).auxiliary is not Strategy.auxiliary
+
+    @property
+    def only_drops(self) -> bool:
+        """Whether the tokens that leave are dropped, and the others unchanged, so that they can come back."""
+        if self.adaptive or self.rests or not self.budgeted or self.trains_only:
+            return False
+        return self.disposal == "drop" if type(self).plan is Strategy.plan else self.how == "drop"
 
     @property
     def ramps(self) -> bool:
@@ -404,6 +473,8 @@ def _faults_of_site(cls: type[Strategy]) -> Iterator[str]:
         yield f".site must be one of {', '.join(SITES)}, got {cls.site!r}"
     if cls.how == "rest" and (cls.site != "block" or cls.adaptive or cls.trained):
         yield " lets tokens rest, so its site must be 'block', and adaptive and trained must be False"
+    if cls.site == "maps" and cls.adaptive:
+        yield ".site is 'maps', so adaptive must be False"
 
 
 def _faults_of_fit(cls: type[Strategy]) -> Iterator[str]:

@@ -21,26 +21,28 @@ ROUNDING = 1e-5
 
 def only_removes(plan: Plan) -> bool:
     """Return whether the tokens that stay are unchanged."""
-    return isinstance(plan, Keep) and plan.fuse is None
+    return isinstance(plan, Keep) and plan.fuse is None and plan.add is None and plan.sizes is None
 
 
 def merges(plan: Plan) -> bool:
     """Return whether new tokens represent groups of patches."""
-    return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
+    return isinstance(plan, Merge) or (isinstance(plan, Keep | Mask) and plan.sizes is not None)
 
 
 def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Yield the name, the value and the required shape of each tensor of the plan."""
-    wide = getattr(plan, "by", getattr(plan, "values", None))
+    wide = getattr(plan, "by", getattr(plan, "values", getattr(plan, "add", None)))
     C = wide.shape[-1] if isinstance(wide, Tensor) and wide.ndim else 0
     fuses = isinstance(plan, Keep) and plan.fuse is not None
     shapes: dict[str, tuple[int, ...]] = {
         "index": (B, N - keep if isinstance(plan, Rest) else keep - fuses),
         "values": (B, N, C),
         "by": (B, N, C),
+        "add": (B, keep, C),
         "weight": (B, keep, N) if isinstance(plan, Mix) else (B, N),
         "prefix": (B, prefix, C),
-        **dict.fromkeys(("scores", "fuse", "target", "keep", "sizes"), (B, N)),
+        "sizes": (B, keep) if isinstance(plan, Keep) else (B, N),
+        **dict.fromkeys(("scores", "fuse", "target", "keep"), (B, N)),
     }
     for field in fields(plan):
         value = getattr(plan, field.name)
@@ -72,6 +74,8 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
             raise StrategyError(f"'{name}': {field} must be int64, got {value.dtype}")
     if isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
+    if isinstance(plan, Keep) and plan.fuse is not None and (plan.add is not None or plan.sizes is not None):
+        raise StrategyError(f"'{name}': a Keep either fuses the other tokens or has add and sizes")
     if isinstance(plan, Mask) and (wrong := _wrong_kind(plan, strategy, training)):
         raise StrategyError(f"'{name}': {wrong}")
 
@@ -137,6 +141,8 @@ def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, pref
 
 def _wrong_numbers(plan: Plan, N: int, keep: int) -> str:
     """Return which numbers of a plan are illegal, except NaN, or ""."""
+    if isinstance(plan, Keep | Shift) and plan.sizes is not None and not bool((plan.sizes >= 0).all()):
+        return f"{type(plan).__name__}.sizes must be 0 or more"
     if isinstance(plan, Keep | Rest) and plan.index.numel():
         positions = plan.index.sort(dim=1).values
         low, high = int(positions.min()), int(positions.max())

@@ -24,12 +24,16 @@ class Keep:
             (EViT, Liang et al. 2022), so that M + 1 tokens remain.
         scores: (B, N) the scores of the selection, larger scores are kept; only used to measure the selection.
         ordered: whether the kept tokens have the order of `index`; otherwise they keep their old order.
+        add: (B, M, C) added to the kept tokens, in the order of `index`, or None for nothing.
+        sizes: (B, M) new sizes of the kept tokens, in the order of `index`, or None for no change.
     """
 
     index: Tensor
     fuse: Tensor | None = None
     scores: Tensor | None = None
     ordered: bool = False
+    add: Tensor | None = None
+    sizes: Tensor | None = None
 
     @classmethod
     def top(cls, scores: Tensor, keep: int) -> Keep:
@@ -123,11 +127,14 @@ class Shift:
         by: (B, N, C) added to the patch tokens.
         scores: as in `Keep`.
         prefix: (B, P, C) added to the class and register tokens, or None for nothing.
+        sizes: (B, N) new sizes of the tokens, 0 or more, or None for no change. Later attention multiplies
+            e^(query . key) by them, with gradients, see `Strategy.proportional`.
     """
 
     by: Tensor
     scores: Tensor | None = None
     prefix: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +183,7 @@ class Place(NamedTuple):
         prefix: P, the number of class and register tokens, which are not included in `tokens`.
         patches: the number of patch tokens at the input.
         outputs: MACs of one row of `TokenView.outputs`.
+        classes: the number of classes of the network's head; 0 if it has none.
     """
 
     block: int
@@ -188,6 +196,7 @@ class Place(NamedTuple):
     prefix: int
     patches: int
     outputs: float
+    classes: int = 0
 
 
 Disposal = Literal["drop", "fuse", "merge", "squeeze"]

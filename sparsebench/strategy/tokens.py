@@ -62,10 +62,7 @@ class Resting(Rest):
     @classmethod
     def of(cls, plan: Rest, tokens: int) -> Resting:
         """Return the plan for N = `tokens` tokens."""
-        index = plan.index
-        places = torch.arange(tokens, device=index.device).repeat(len(index), 1).scatter(1, index, tokens)
-        active = sort(places).values[:, : tokens - index.shape[1]]  # ONNX cannot sort booleans
-        return cls(index, plan.scores, active=active)
+        return cls(plan.index, plan.scores, active=others(plan.index, tokens))
 
 
 def gather(tokens: Tensor, index: Tensor) -> Tensor:
@@ -84,6 +81,12 @@ def with_prefix(index: Tensor, prefix: int) -> Tensor:
         return index
     first = torch.arange(prefix, device=index.device).expand(index.shape[0], prefix)
     return torch.cat([first, index + prefix], dim=1)
+
+
+def others(index: Tensor, tokens: int) -> Tensor:
+    """Return the (B, N - M) positions, in ascending order, that are not in the (B, M) index, of N = `tokens`."""
+    places = torch.arange(tokens, device=index.device).repeat(len(index), 1).scatter(1, index, tokens)
+    return sort(places).values[:, : tokens - index.shape[1]]  # ONNX cannot sort booleans
 
 
 def values_at(mask: Tensor, index: Tensor) -> Tensor:
@@ -109,7 +112,10 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     [[[3.0], [9.0]]]
     """
     if isinstance(plan, Keep) and plan.fuse is None:
-        return gather(tokens, rows_of(plan, prefix))
+        kept = gather(tokens, rows_of(plan, prefix))
+        if plan.add is None:
+            return kept
+        return torch.cat([kept[:, :prefix], kept[:, prefix:] + plan.add.to(kept.dtype)], dim=1)
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
     if isinstance(plan, Keep):
         assert plan.fuse is not None
@@ -165,7 +171,7 @@ def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
         return sizes.new_ones(plan.weight.shape[:2])
     if isinstance(plan, Padded):
         return sizes.gather(1, plan.index.clamp(min=0)) * (plan.index >= 0)
-    if isinstance(plan, Mask) and plan.sizes is not None:
+    if isinstance(plan, Keep | Mask | Shift) and plan.sizes is not None:
         return plan.sizes.to(sizes.dtype)
     if isinstance(plan, Mask | Shift | Rest):
         return sizes

@@ -41,7 +41,9 @@ class TokenView:
     Attributes:
         tokens: (B, N, C) the patch tokens, without class and register tokens, which always stay.
         prefix: (B, P, C) the class and register tokens, as `tokens`.
-        branch: (B, N, C) the output of this block's attention, which is added to each token.
+        branch: (B, N, C) what this block's attention adds to each token; at the site "mlp" what its MLP adds.
+        attention_input: (B, N, C) at the site "attention", the tokens as this block's attention reads them: after its
+            norm.
         queries, keys, values: (B, H, N, C / H) of the patch tokens in this block's attention.
         class_attention: (B, N) attention from the class token to each patch, mean over heads (and over a distillation
             token).
@@ -65,6 +67,7 @@ class TokenView:
     tokens: Tensor
     prefix: Tensor
     branch: Tensor
+    attention_input: Tensor
     queries: Tensor
     keys: Tensor
     values: Tensor
@@ -114,6 +117,19 @@ class TokenView:
     def there(self) -> Tensor:
         """(B, N) booleans, False for padding, which exists if images have different numbers of tokens."""
         return self.sizes > 0
+
+    def rows(self, values: Tensor) -> Tensor:
+        """Return the rows of the current tokens, (B, N, ...), from (B, patches, ...) values of all patches.
+
+        A token that represents several patches has the values of the first, see `index`. Padding has those of patch 0.
+        """
+        index = self.index.clamp(min=0)
+        shape = (*index.shape, *values.shape[2:])
+        return values.gather(1, index.reshape(*index.shape, *[1] * (values.ndim - 2)).expand(shape))
+
+    def pairs(self, graph: Tensor) -> Tensor:
+        """Return the (B, N, N) part of a (B, patches, patches) graph that joins the current tokens, as `rows`."""
+        return self.rows(self.rows(graph).mT).mT
 
     def random(self, draw: int = 0, width: int | None = None) -> Tensor:
         """Return (B, N) uniform numbers in [0, 1), or (B, N, width) of them.

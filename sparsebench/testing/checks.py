@@ -413,6 +413,8 @@ def gradients_flow(strategy: Strategy, case: Case) -> None:
     def gradients(case: Case, rate: float) -> dict[str, Tensor | None]:
         runner = Runner(strategy, case, rate)(training=True)
         loss = runner.outputs.square().sum()
+        for logits in runner.acting.auxiliary() if runner.plans else ():
+            loss = loss + logits.square().sum()
         (loss + runner.acting.loss() if runner.acting.learns and runner.plans else loss).backward()
         learned = modules_of(runner.actor)
         modules = {"": case.network.module, "learned.": learned}
@@ -465,6 +467,7 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
             case.network(images, acting)
             if training and acting.learns:
                 acting.loss()
+            acting.auxiliary()
 
     forward(case.inputs, case.relevance)  # on the CPU, because the first plan of each shape is read and checked
     with FakeTensorMode():

@@ -453,6 +453,8 @@ def _in_batches(network: Network, actor: Actor | None, samples: Samples, n: int,
     influences, predicted = [], []
     for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
+        if acting is not None and (acting.keeps_left or acting.changes_maps):
+            return None  # a replay only removes tokens
         decisions = [] if acting is None else acting.decisions
         if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
             return None

@@ -345,6 +345,8 @@ class Autograd:
             )
             loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
             added = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0
+            for logits in () if acting is None else acting.auxiliary():
+                added = added + losses(self.recipe, logits, self.samples.labels[rows], training=True).sum()
             ((loss + added) / len(chosen)).backward()
             summed.append(loss.detach())
         return reduce(operator.add, summed)

@@ -72,7 +72,19 @@ def networks() -> tuple[Any, DeepViT]:
 
 @pytest.mark.parametrize(
     "name",
-    ["random", "attn_topk", "tome", "evit", "tps", "dpc_knn", "random_inside", "ats", "pitome", "rep_shift", "mctf"],
+    [
+        "random",
+        "attn_topk",
+        "tome",
+        "evit",
+        "tps",
+        "dpc_knn",
+        "random_inside",
+        "ats",
+        "pitome",
+        "rep_shift",
+        "tome_cis",
+    ],
 )
 def test_strategies_act_on_the_pages_transformer_as_on_timms(networks: tuple[Any, DeepViT], name: str) -> None:
     """Strategies do on the transformer of the page what they do on timm's."""

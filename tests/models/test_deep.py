@@ -12,10 +12,11 @@ from vits import ARCHITECTURES, BLOCKS, B, any_tokens, begin, close, images, not
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models import attention as fields_of
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy.base import SITES
 from sparsebench.strategy.plans import Merge
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
+SITES = ("input", "block", "attention")
+"""The sites whose plans are matrices between the modules of a block; `test_sites.py` has the others."""
 sites = pytest.mark.parametrize("site", SITES)
 
 

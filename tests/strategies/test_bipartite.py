@@ -217,7 +217,7 @@ def test_mctf_merges_one_way_and_then_the_other(N, keep, taus, P):
             ranked = sorted(sources, key=lambda i: -weight_of(taus, x, s, a, i, best[i]))
             for i in ranked[:number]:
                 members[best[i]] += members.pop(i)
-        groups = [members[j] for j in sorted(members)]
+        groups = [members[j] for j in A if j in members] + [members[j] for j in ranked if j in members]
         return [(mean([x[i] for i in g], [a[i] * s[i] for i in g]), sum(s[i] for i in g)) for g in groups]
 
     names = ("tau_similarity", "tau_information", "tau_size")

@@ -51,7 +51,13 @@ def saint(state, keep, strategy):
 def test_what_stays_is_what_the_equations_say(make, budget, changes):
     strategy = SAINT(**changes)
     agree(
-        strategy, make(), images(3), {"rate": 0.6, **budget}, middle=partial(saint, strategy=strategy), log_sizes=False
+        strategy,
+        make(),
+        images(3),
+        {"keep_rate": 0.6, **budget},
+        middle=partial(saint, strategy=strategy),
+        log_sizes=False,
+        adaptive=True,
     )
 
 

@@ -72,7 +72,7 @@ CASES = [
     ("attn_value_norm", CLASSLESS, partial(ats, classless=True)),
     ("feature_norm", CLASS, feature_norm),
     ("feature_norm:keep=smallest", CLASS, lambda *a: -feature_norm(*a)),
-    ("rep_shift", CLASS, rep_shift),
+    ("rep_shift:change=attention", CLASS, rep_shift),
     ("column_norm", CLASS, partial(column_norm, 2.0)),
     ("column_norm:n=5.5", CLASSLESS, partial(column_norm, 5.5)),
 ]

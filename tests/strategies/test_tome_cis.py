@@ -32,7 +32,7 @@ def tome_cis(state, keep):
 @pytest.mark.parametrize("proportional", [True, False])
 def test_tokens_and_counts_are_the_equations(make, budget, proportional):
     strategy = ToMeCIS(proportional=proportional)
-    agree(strategy, make(), images(3), {"rate": 0.6, **budget}, middle=tome_cis, log_sizes=proportional)
+    agree(strategy, make(), images(3), {"keep_rate": 0.6, **budget}, middle=tome_cis, log_sizes=proportional)
 
 
 def test_without_a_class_token_it_is_refused_in_one_line():
