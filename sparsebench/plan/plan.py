@@ -91,7 +91,8 @@ def plan(
     summaries = store.summaries()
 
     suite = load(request.suite)
-    tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
+    given = {"has_weights": bool(files.weights), "has_images": bool(files.images)}
+    tasks = requested_tasks(suite, request, registry, **given)
     located = locate(files, [task.cls for task in tasks])
     variants = variants_of(tasks, suite, request, located, registry)
 

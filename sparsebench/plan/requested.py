@@ -35,16 +35,23 @@ class RequestedTask:
     contenders: tuple[Contender, ...]
 
 
-def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_weights: bool) -> list[RequestedTask]:
+def requested_tasks(
+    suite: Suite, request: Request, registry: Registry, *, has_weights: bool, has_images: bool = True
+) -> list[RequestedTask]:
     """Return the tasks of a request: entries of the suite, or new entries for other tasks, with their strategies.
 
     Args:
         suite, request, registry: the suite, the changes to it, and what is installed.
-        has_weights: whether the user gives files of trained weights.
+        has_weights, has_images: whether the user gives files of trained weights, and pictures.
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     tasks = []
     for entry, changes in _entries(suite, request, registry, has_weights):
+        if entry.is_probe:
+            needs_images = not registry.task(entry.name).trains
+            if needs_images and not has_images and not request.tasks:
+                continue
+            entry = _probe_of(entry, request, has_weights)
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         tasks.append(RequestedTask(entry, registry.task(entry.name), changes, contenders))
     return tasks
@@ -88,6 +95,8 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     Raises:
         UserError: neither a training nor trained weights are requested.
     """
+    if all(entry.is_probe for entry in suite.task):
+        return SuiteTask(name=name, n_train=request.n_train or suite.task[0].n_train, model="timm", track="probe")
     if request.n_train or not registry.task(name).trains:
         return SuiteTask(name=name, n_train=request.n_train or (0,))
     if has_weights or request.pretrained:
@@ -99,8 +108,27 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     )
 
 
+def _probe_of(entry: SuiteTask, request: Request, has_weights: bool) -> SuiteTask:
+    """Return the entry of a probe on the user's network, if weights are given, else on the suite's networks.
+
+    Raises:
+        UserError: a model is named without its weights.
+    """
+    if has_weights or request.pretrained:
+        return entry.model_copy(update={"network": ""})
+    if entry.network and request.model is not None:
+        raise UserError(
+            "a probe is learned on the features of trained weights",
+            got=f"--model {request.model} without weights",
+            next_step="give --weights FILE or --pretrained, or leave --model out",
+        )
+    return entry
+
+
 def _trains_anew(entry: SuiteTask, request: Request, registry: Registry) -> bool:
     """Return whether a request with --n-train or --model trains a task for which its suite has trained networks."""
+    if entry.is_probe:
+        return False
     if request.n_train:
         return True
     if request.model is None:
