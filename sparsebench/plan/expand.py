@@ -38,8 +38,7 @@ def expand(
     """Return the jobs of a request, see `jobs_of`. Nothing is located here: see `locate`."""
     suite = load(request.suite) if suite is None else suite
     located = Located() if located is None else located
-    files = located.files
-    tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights), has_images=bool(files.images))
+    tasks = requested_tasks(suite, request, registry, has_weights=bool(located.files.weights))
     return jobs_of(variants_of(tasks, suite, request, located, registry), registry)
 
 

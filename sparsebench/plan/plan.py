@@ -91,8 +91,7 @@ def plan(
     summaries = store.summaries()
 
     suite = load(request.suite)
-    given = {"has_weights": bool(files.weights), "has_images": bool(files.images)}
-    tasks = requested_tasks(suite, request, registry, **given)
+    tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
     located = locate(files, [task.cls for task in tasks])
     variants = variants_of(tasks, suite, request, located, registry)
 

@@ -35,22 +35,17 @@ class RequestedTask:
     contenders: tuple[Contender, ...]
 
 
-def requested_tasks(
-    suite: Suite, request: Request, registry: Registry, *, has_weights: bool, has_images: bool = True
-) -> list[RequestedTask]:
+def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_weights: bool) -> list[RequestedTask]:
     """Return the tasks of a request: entries of the suite, or new entries for other tasks, with their strategies.
 
     Args:
         suite, request, registry: the suite, the changes to it, and what is installed.
-        has_weights, has_images: whether the user gives files of trained weights, and pictures.
+        has_weights: whether the user gives files of trained weights.
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     tasks = []
     for entry, changes in _entries(suite, request, registry, has_weights):
         if entry.is_probe:
-            needs_images = not registry.task(entry.name).trains
-            if needs_images and not has_images and not request.tasks:
-                continue
             entry = _probe_of(entry, request, has_weights)
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         tasks.append(RequestedTask(entry, registry.task(entry.name), changes, contenders))
@@ -63,6 +58,7 @@ def _entries(
     """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters.
 
     A new entry trains networks if the request says on how many samples. Otherwise it tests the user's trained weights.
+    In a suite of probes a new entry is a probe too, with the numbers of images and the budgets of the first entry.
     """
     figures = sorted({entry.figure for entry in suite.task} - {""})
     if strange := sorted(set(request.figures) - set(figures)):
@@ -96,7 +92,8 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
         UserError: neither a training nor trained weights are requested.
     """
     if all(entry.is_probe for entry in suite.task):
-        return SuiteTask(name=name, n_train=request.n_train or suite.task[0].n_train, model="timm", track="probe")
+        usual = suite.task[0]
+        return SuiteTask(name=name, n_train=usual.n_train, budgets=usual.budgets, model="timm", track="probe")
     if request.n_train or not registry.task(name).trains:
         return SuiteTask(name=name, n_train=request.n_train or (0,))
     if has_weights or request.pretrained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import hashlib
 import logging
@@ -598,7 +599,12 @@ def _calibrate(result: Result, prepared: Prepared) -> None:
         return
     if not len(prepared.train.labels):
         return
-    calibrated = calibrate(prepared.network, actor, prepared.train)
+    samples = prepared.train
+    if prepared.cell.probe is not None:  # training images of a probe may be sorted by class
+        samples = copy.copy(samples)
+        order = seeds.generator("calibrate", *prepared.order).permutation(len(samples.labels))
+        samples.items = torch.from_numpy(order).to(samples.labels.device)
+    calibrated = calibrate(prepared.network, actor, samples)
     if calibrated is not None:
         budget, ratio, images = calibrated
         spent = f"{ratio:.4f} of the dense MACs on {images} training images"

@@ -314,7 +314,7 @@ class Folder(Task):
         return Data(train, test, classes, among=among)
 
     def _training_pictures(self, n: int, repetition: int, locations: Locations) -> list[str]:
-        """Return the paths of n training pictures of a probe, with the shares of the classes, in random order."""
+        """Return the sorted paths of n training pictures of a probe, with the shares of the classes."""
         if self.train:
             folders = self._folders(locations, self.train)
             available = [
@@ -324,9 +324,7 @@ class Folder(Task):
         else:
             available = [names[:count] for names, count in self._shuffled(repetition, locations)]
         sizes = shares(np.array([len(names) for names in available]), n, LEAST_OF_CLASS)
-        chosen = [str(name) for names, size in zip(available, sizes, strict=True) for name in names[:size]]
-        order = seeds.generator("order", self.name, self.train or self.images, repetition, n).permutation(n)
-        return [chosen[i] for i in order]
+        return sorted(str(name) for names, size in zip(available, sizes, strict=True) for name in names[:size])
 
     def _shuffled(self, repetition: int, locations: Locations) -> list[tuple[list[str], int]]:
         """Return the pictures of each class in random order, and how many of the first are training pictures."""
