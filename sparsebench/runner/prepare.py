@@ -216,6 +216,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     test.absent = _absent_classes(data, device)
     validation = None if data.validation is None else context.samples(data.validation, network.grid)
 
+    if cell.probe is not None:  # nothing that acts needs labels: only the probe itself learns them, from `data`
+        train.labels, test.labels = torch.zeros_like(train.labels), torch.zeros_like(test.labels)
+
     teacher = _teacher_of(network, strategy) if strategy.distils and start.head else None
     budget, choice = cell.budget, None
     if budget.schedule == AUTO:

@@ -78,9 +78,9 @@ KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Exceptions whose message is sufficient. Others are stored with their type and traceback."""
 FEWEST_TIMED = 4
 """Fewest batches of a test whose median time is used. If the test has fewer, one batch is timed repeatedly."""
-BATCH_OF_PROBES, FEWEST_OF_PROBE = 50, 1
-"""Most images per batch of a probe's features on a CPU, so that each image passes once and a few batches are timed, and
-the fewest timed batches."""
+BATCHES_OF_PROBE, FEWEST_OF_PROBE = 16, 1
+"""Fewest batches of a probe's images on a CPU, so that some can be timed although each image passes once; and the
+fewest timed batches."""
 LOWEST_LOG = -100.0
 """The lowest logarithm of a probability in the loss of a probe."""
 MISPLANNED = 0.02
@@ -405,15 +405,15 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
     _check_weights_are_finite(prepared)
     _fit(prepared, actor, context, shared)
     _calibrate(shared, prepared)
+    n_train, n_test = len(prepared.train.labels), len(prepared.test.labels)
     usual = first_batch(network, prepared.test)
     if context.environment.device == "cpu":
-        usual = min(usual, BATCH_OF_PROBES)
+        usual = min(usual, max(1, (n_train + n_test) // BATCHES_OF_PROBE))
     asked = context.environment.execution.batch
     first = asked or usual
     trust = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name, "probe"
     if actor is not None and trust not in context.trusted:
         check_leaks(network, actor, prepared.test, None, first)
-    n_train, n_test = len(prepared.train.labels), len(prepared.test.labels)
     report = _reports(job, context, n_train + n_test)
     # Training and test images have equal numbers, so they are different passes.
     train = features(network, actor, prepared.train, first, visit=1, on_done=report)
