@@ -29,6 +29,8 @@ VERSION = 1
 """The version of the content of files, which a change of what they hold increases."""
 WAIT = 0.1
 """Seconds between two attempts to lock a file."""
+LARGEST = float(np.finfo(np.float16).max)
+"""The largest number in half precision."""
 ABOUT = "probe"
 """The key of a file's metadata that describes the features."""
 
@@ -75,7 +77,7 @@ ARRAYS = ("train", "test", "train_labels", "train_groups", "test_labels", "test_
 def rounded(features: np.ndarray) -> np.ndarray:
     """Return features as float16, divided by a power of two if they do not fit. Probes do not depend on the scale."""
     largest = float(np.abs(features).max(initial=0.0))
-    while largest > np.finfo(np.float16).max:
+    while largest > LARGEST:
         features, largest = features / 2, largest / 2
     return features.astype(np.float16)
 
