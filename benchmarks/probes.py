@@ -89,8 +89,8 @@ def covers(true: float, low: float, high: float) -> bool:
     return low <= true <= high
 
 
-def coverage(setting: Setting, sets: int, seed: int = 0) -> tuple[float, float, float, int]:
-    """Return the coverage for the strategy, the share of censored true numbers, their coverage, and the sets."""
+def coverage(setting: Setting, sets: int, seed: int = 0) -> tuple[float, float, float]:
+    """Return the coverage for the strategy, the share of true numbers beyond those tried, and their coverage."""
     rng = np.random.default_rng([seed, setting.repetitions, setting.items, setting.shared])
     covered, censored = [], []
     for _ in range(sets):
@@ -103,7 +103,7 @@ def coverage(setting: Setting, sets: int, seed: int = 0) -> tuple[float, float, 
         covered.append(covers(true, low, high))
         censored.append(true == BELOW or math.isinf(true))
     hit, beyond = np.array(covered), np.array(censored)
-    return float(hit.mean()), float(beyond.mean()), float(hit[beyond].mean()) if beyond.any() else math.nan, sets
+    return float(hit.mean()), float(beyond.mean()), float(hit[beyond].mean()) if beyond.any() else math.nan
 
 
 SETTINGS = (
@@ -124,7 +124,7 @@ def main() -> None:
     sets = parser.parse_args().sets
     rows = []
     for setting in SETTINGS:
-        share, beyond, of_beyond, _ = coverage(setting, sets)
+        share, beyond, of_beyond = coverage(setting, sets)
         kind = "the same" if setting.shared else "other"
         rows.append([setting.repetitions, setting.items, kind, setting.noise, share, beyond, of_beyond])
     headings = ["repetitions", "items", "items of repetitions", "noise", "coverage", "censored", "coverage of censored"]
