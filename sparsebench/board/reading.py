@@ -42,6 +42,7 @@ METRICS = (
     "macs_ratio_planned",
     "accuracy_top5",
     "neighbour_accuracy",
+    "selection_precision",
     "parameters",
     "timed_batch",
 )
