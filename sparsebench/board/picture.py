@@ -343,7 +343,7 @@ def dots(
         if values.empty:
             axis.set_axis_off()
         if samples:
-            _use_logarithm(axis)
+            use_logarithm(axis)
         _add_dots(axis, values)
 
         dense = (values["strategy"] == DENSE).to_numpy()
@@ -363,14 +363,15 @@ def dots(
     return figure
 
 
-def _use_logarithm(axis: Axes) -> None:
-    """Make the horizontal axis logarithmic, with ticks at 1, 2 and 5 times the powers of ten."""
+def use_logarithm(axis: Axes, direction: str = "x") -> None:
+    """Make the horizontal ("x") or vertical axis logarithmic, with ticks at 1, 2 and 5 times the powers of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set(**{f"{direction}scale": "log"})
+    scaled = axis.xaxis if direction == "x" else axis.yaxis
+    scaled.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    scaled.set_major_formatter("{x:g}")
+    scaled.set_minor_locator(NullLocator())
 
 
 def _add_dots(axis: Axes, values: pd.DataFrame) -> None:

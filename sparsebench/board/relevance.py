@@ -17,7 +17,7 @@ import pandas as pd
 
 from sparsebench.board.board import Board
 from sparsebench.board.judge import Ranking
-from sparsebench.board.picture import LOOK_OF_KIND, new_figure, sheet
+from sparsebench.board.picture import LOOK_OF_KIND, new_figure, sheet, use_logarithm
 from sparsebench.board.reading import DENSE, over_seeds
 from sparsebench.errors import UserError, plain, unknown
 from sparsebench.stats import style
@@ -131,8 +131,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two") -> Fi
         for place, points in enumerate(tasks, 1):
             axis = figure.add_subplot(len(tasks), 1, place)
             _draw_points(axis, points, (*NAMED, *strategies))
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", ncols=len(handles), handletextpad=0.1)
+        figure.axes[0].legend(loc="best", handletextpad=0.1)
     return figure
 
 
@@ -146,9 +145,8 @@ def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
     """Draw the chart of one task."""
     smallest, largest = points.limits
     bottom, top = smallest / ROOM, largest * ROOM
-    axis.set_yscale("log")
+    use_logarithm(axis, "y")
     axis.set_ylim(bottom / ROOM, top * ROOM)
-    axis.yaxis.set_major_formatter("{x:g}")
     rows = points.rows
     value = rows["value"].replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
     low, high = (
