@@ -20,8 +20,9 @@ from scipy.special import ndtri
 from tabulate import tabulate
 
 from sparsebench.stats import targets
+from sparsebench.stats.intervals import BELOW
 from sparsebench.stats.paired import Results
-from sparsebench.stats.targets import BELOW, Target, images_to_target
+from sparsebench.stats.targets import Target, images_to_target
 
 SIZES = (20, 40, 80, 160, 320, 640)
 CHANCE = 0.1

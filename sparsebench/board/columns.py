@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.stats.targets import BELOW
+from sparsebench.stats.intervals import BELOW
 from sparsebench.strategy.budget import ANY_SITE
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from sparsebench.board.picture import LOOK_OF_KIND, new_figure, sheet, use_logar
 from sparsebench.board.reading import DENSE, over_seeds
 from sparsebench.errors import UserError, plain, unknown
 from sparsebench.stats import style
-from sparsebench.stats.intervals import Interval, percentiles
-from sparsebench.stats.targets import BELOW
+from sparsebench.stats.intervals import BELOW, Interval, percentiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

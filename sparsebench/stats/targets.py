@@ -16,15 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsebench.stats.intervals import Interval
+from sparsebench.stats.intervals import BELOW, Interval
 from sparsebench.stats.paired import Results, halves_of_both
 
 SHARE = 0.9
 """The share of the way from chance to the accuracy of dense at which the relative target lies."""
 STEPS = 6
 """Number of points between two numbers of training images at which the interval is computed."""
-BELOW = 0.0
-"""Stands for a number of training images below the smallest one; infinity stands for one above the largest."""
 
 
 class Target(NamedTuple):

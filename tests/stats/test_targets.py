@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsebench.stats.intervals import BELOW
 from sparsebench.stats.paired import Results
-from sparsebench.stats.targets import BELOW, Target, images_to_target, ties
+from sparsebench.stats.targets import Target, images_to_target, ties
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import probes
