@@ -10,6 +10,7 @@ import gc
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,20 @@ def no_picture() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))
         yield
+
+
+@pytest.fixture
+def open_counts() -> Iterator[Counter[str]]:
+    """Count how often this process opens each file. The hook stays, as Python removes none, but counts no more."""
+    counts, on = Counter[str](), True
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        if on and event == "open":
+            counts[str(arguments[0])] += 1
+
+    sys.addaudithook(count)
+    yield counts
+    on = False
 
 
 @pytest.fixture(scope="session")

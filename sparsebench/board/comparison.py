@@ -20,6 +20,7 @@ from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, NEIGHBOURS, PREDICTIONS, WHERE
 from sparsebench.stats.curves import Groups
 from sparsebench.stats.paired import Results
+from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import label
 from sparsebench.tasks.sources.labels import numbering
 
@@ -50,14 +51,14 @@ class Comparison:
             tracks differ, the task's name includes the track.
         setting: the parameters of task and model, as `row_of` writes them.
         n_train: number of training samples; 0 if the task has a success criterion and on the track probe, as all sizes
-            are then together.
+            are then together, or if it trains nothing.
         track: see `cell.Track`; strategies of different tracks are never ranked together.
         measured: the records with status ok.
         others: the other records.
         every: a row for each entry of all comparisons: strategy, kind and budget, with the columns IDENTITY; `asked`,
             the requested share of dense MACs; `form`, the label of the budget without this share; and `curve_key`, the
             strategy, kind and form that identify the curve over budgets that has the entry as a point. It is None for
-            dense, and for a budget that is not a share of dense MACs below 1.
+            dense, for a budget that is not a share of dense MACs below 1, and for `_beside_chosen_schedules`.
     """
 
     source: str
@@ -314,7 +315,8 @@ def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
     measured_records.attrs = other_records.attrs = {}  # pandas would copy them with each part
     others_of = {where: part for where, part in other_records.groupby(["task", "setting", "track"], observed=True)}
 
-    # All numbers of training samples are together if the task has a success criterion, and for probes.
+    # A size is a number of training samples. It is 0 if the task has a success criterion, and for probes, so that all
+    # are together. It is 0 as well in the records of tasks that train nothing, measured or not.
     has_sizes = measured_records["success"].isna() & (measured_records["track"] != "probe")
     size = measured_records["n_train"].where(has_sizes, 0).rename("size")
     # The model is no key, because the setting names it.
@@ -362,10 +364,27 @@ def _entries(frame: pd.DataFrame) -> pd.DataFrame:
         is_point = entry.strategy != DENSE and entry.asked < 1
         forms.append(form)
         curve_keys.append((entry.strategy, entry.kind, form) if is_point else None)
-    return entries.assign(
+    entries = entries.assign(
         form=pd.Series(forms, entries.index, dtype=object),
         curve_key=pd.Series(curve_keys, entries.index, dtype=object),
     )
+    entries.loc[_beside_chosen_schedules(entries), "curve_key"] = None
+    return entries
+
+
+def _beside_chosen_schedules(entries: pd.DataFrame) -> list[int]:
+    """Return the entries with a stated schedule that a strategy has at only some budgets of its chosen schedules.
+
+    They show how much depends on the choice at these budgets, and would make a curve of another length.
+    """
+    points = entries.dropna(subset="curve_key")
+    budgets = points.groupby("curve_key")["asked"].agg(set).to_dict()
+    beside = []
+    for entry, (strategy, kind, form) in points["curve_key"].items():
+        of_chosen = budgets.get((strategy, kind, AUTO), set())
+        if form not in ("", AUTO) and budgets[strategy, kind, form] < of_chosen:
+            beside.append(entry)
+    return beside
 
 
 def _form(entry: Any) -> str:

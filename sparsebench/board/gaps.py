@@ -47,7 +47,7 @@ def gaps_over_budgets(rows: pd.DataFrame) -> Gaps | None:
         return None
     measured = rows[rows["aligned_gap_reduction"].notna()]
     is_dense = measured["strategy"] == DENSE
-    points = measured[measured["curve_key"].notna() | is_dense]
+    points = measured[(measured["asked"] < 1) | is_dense]
     budgets = tuple(sorted(set(points.loc[~is_dense, "asked"]), reverse=True))
     if not is_dense.any() or len(budgets) < 2:
         return None

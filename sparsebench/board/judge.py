@@ -244,14 +244,17 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], target: 
         tables.append(trials)
     if probes.PART in parts:
         tables.append(probes.columns_of(parts[probes.PART], target))
+    schedules = _schedules(main.tested)
     if "spurious gap" in parts:
         tables.append(gaps.columns_of(parts["spurious gap"]))
+        # A budget that only the task with gaps has is in no row of the main task.
+        schedules = schedules.combine_first(_schedules(parts["spurious gap"].tested))
     for kind in kinds:
         if kind.name in parts:
             tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
 
     about = _about_strategies(list(used.values()))
-    rows = main.every.loc[about.index].join([*tables, about, _schedules(main.tested)])
+    rows = main.every.loc[about.index].join([*tables, about, schedules])
     # A row has as many seeds as the part with the fewest.
     rows["n_seeds"] = pd.concat(seed_counts, axis=1).min(axis=1).astype(int)
     rows["track"] = main.track
@@ -382,8 +385,8 @@ def _pairs_of(main: Comparison, measured: pd.Index) -> Pairs:
 def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tuple[str, str]]) -> pd.Index:
     """Return the entries that are not ranked.
 
-    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A default
-    schedule beside a chosen one is not ranked, see `beside_chosen`. If strategies are compared over budgets, a
+    A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A schedule
+    beside a chosen one is not ranked, see `beside_chosen`. If strategies are compared over budgets, a
     strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
 
     Args:
@@ -402,14 +405,16 @@ def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tupl
 
 
 def beside_chosen(rows: pd.DataFrame) -> np.ndarray:
-    """Return which rows have the default schedule although the strategy was also measured with schedule=auto.
+    """Return which rows have another schedule at a budget at which the strategy was also measured with schedule=auto.
 
-    Such a board compares what strategies choose, each at its best schedule. The default schedule, which is the
-    published one of a method that has one, is shown beside it.
+    Such a board compares what strategies choose, each at its best schedule. Other schedules, such as the published one
+    of a method that has one, are shown beside it.
     """
-    measured = rows["accuracy"].notna()
-    chooses = set(rows.loc[measured & (rows["form"] == AUTO), "strategy"])
-    return (measured & (rows["form"] == "") & rows["strategy"].isin(chooses)).to_numpy()
+    chooses = rows["accuracy"].notna() & (rows["form"] == AUTO)
+    chosen = set(rows.loc[chooses, ["strategy", "asked"]].itertuples(index=False, name=None))
+    of_rows = rows[["strategy", "asked"]].itertuples(index=False, name=None)
+    has_chosen = np.array([pair in chosen for pair in of_rows], dtype=bool)
+    return has_chosen & (rows["accuracy"].notna() & (rows["form"] != AUTO)).to_numpy()
 
 
 def _add_fronts(rows: pd.DataFrame, main: Comparison, ranked: pd.Index, pairs: Pairs) -> None:

@@ -55,7 +55,7 @@ def notes_on(
         *_on_one_network(comparisons),
         *unequal(comparisons, folder),
         *_not_shown(comparisons),
-        *_default_schedules(judged),
+        *_other_schedules(judged),
         *_over_budget(judged),
         *below_chance(frame),
         *(_technical(frame, judged) if technical else ()),
@@ -66,15 +66,15 @@ def notes_on(
     ]
 
 
-def _default_schedules(judged: Leaderboard) -> Iterator[str]:
-    """Yield a line if strategies also have rows with their default schedules, which are not ranked."""
+def _other_schedules(judged: Leaderboard) -> Iterator[str]:
+    """Yield a line if strategies also have rows with other schedules than the chosen ones, which are not ranked."""
     names: dict[str, None] = {}
     for ranking in judged.rankings:
         rows = ranking.every
         names |= dict.fromkeys(rows.loc[beside_chosen(rows), "strategy"])
     if names:
         strategies = few(list(names), MOST_NAMED)
-        yield f"{strategies}: also with the default schedule, which is not ranked beside the chosen one"
+        yield f"{strategies}: also with other schedules than the chosen ones, which are not ranked"
 
 
 def _left_out_files(frame: pd.DataFrame, folder: Path | Store | None) -> Iterator[str]:

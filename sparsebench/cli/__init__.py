@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from sparsebench import __version__
-from sparsebench.cli import check, leaderboard, listing, look, papers, publish, run
+from sparsebench.cli import check, features, leaderboard, listing, look, papers, publish, run
 from sparsebench.cli.terminal import COMMANDS, EXAMPLES, check_repeated, refusal
 from sparsebench.errors import UserError, limit_of
 from sparsebench.plugin.observer import leave_in_time
@@ -94,6 +94,7 @@ for command in (
     look.compare,
     look.schedules,
     look.speed,
+    features.features,
     leaderboard.leaderboard,
     papers.reproduce,
     papers.claims,

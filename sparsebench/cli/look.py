@@ -12,7 +12,7 @@ import click
 from tabulate import tabulate
 
 from sparsebench.cli.run import forecast, read_options
-from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, numbers, options
+from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, image_size, numbers, options
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.measure.schedule import NEAR
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsebench.inspection.speed import Row
 
 
+NO_HEAD = "the network has no head, so it predicts no classes"
 TASK = "[default: the suite's image task if it has only one, else composite]"
 
 
@@ -51,7 +52,8 @@ def show_tokens(
 ) -> None:
     """Draw which patches the strategies keep in each block.
 
-    The drawing also shows the prediction for each test picture. Networks are first trained as by `sparsebench run`, in
+    The drawing also shows the prediction for each test picture; for given weights without a head, the cosine of the
+    pooled features with those of the network without a strategy. Networks are first trained as by `sparsebench run`, in
     the first repetition with the largest number of training samples. The same command run again only draws. The
     pictures are the first of each class, or of each group if the task has groups. The exit code is 0 for success, 1 if
     a strategy has no result, 2 if the command is wrong.
@@ -65,10 +67,12 @@ def show_tokens(
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
-            forecast(trainer.plan(request, Registry(), pictures=True))
+            forecast(lambda: trainer.plan(request, Registry(), pictures=True))
             return
         pictures = show(request, trainer, samples)
     write_whole(file, style.content(figure(pictures), form))
+    if any(len(row.cosines) for row in pictures.shown):
+        click.echo(f"{NO_HEAD}: the cosine of its features with those without a strategy is drawn instead", err=True)
     lost = [row for row in pictures.shown if row.why]
     for row in lost:
         click.echo(f"{row.label} has no result: {row.why}", err=True)
@@ -116,7 +120,8 @@ def compare(
     A and B are NAME|FILE.py[:PARAM=V...]. Both act on the same network, which `sparsebench run` trains without a
     strategy in the first repetition, with the largest number of training samples. The same command run again does not
     train. The whole test split is compared, block by block. The result also shows the agreement of two random
-    selections of the same sizes.
+    selections of the same sizes. Given weights need no head; without one, the result has the cosines of the pooled
+    features with A, with B, and without a strategy.
 
     In a group of merged patches the first counts as kept. A fused or mixed token counts for no patch. Random numbers of
     the two strategies are independent. The exit code is 0, or 2 if the command is wrong or a strategy fails.
@@ -131,7 +136,7 @@ def compare(
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
-            forecast(comparing.plan_of((a, b), request, trainer, drawn))
+            forecast(lambda: comparing.plan_of((a, b), request, trainer, drawn))
             return
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
@@ -169,6 +174,7 @@ def compare(
 @options("device")
 @click.option("--weights", type=PATH, metavar="FILE.safetensors", help="Trained weights. [random weights]")
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
+@image_size
 @click.option("--out", type=PATH, default="sparsebench-speed", show_default=True)
 def speed(
     models: str,
@@ -177,18 +183,19 @@ def speed(
     device: str,
     weights: Path | None,
     weights_key: str,
+    side: int | None,
     **settings: Any,
 ) -> None:
     """Measure the speed of timm models with strategies.
 
-    MODEL is timm:NAME. Dense and sparse networks are measured in turn. The dense network is measured twice in each
-    mode: A/A is the difference of the two. The dense network is also measured compiled, because a useful strategy is
-    faster than that. Speed-ups are relative to the eager dense network.
+    MODEL is timm:NAME, with or without a head. Dense and sparse networks are measured in turn. The dense network is
+    measured twice in each mode: A/A is the difference of the two. The dense network is also measured compiled, because
+    a useful strategy is faster than that. Speed-ups are relative to the eager dense network.
 
     The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
-    from sparsebench.deploy.apply import timm_model
+    from sparsebench.deploy.apply import description, timm_model
     from sparsebench.inspection.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.runner.devices import first_of, resolve_device
 
@@ -201,9 +208,11 @@ def speed(
     networks = {}
     for name in names:
         label = name.removeprefix("timm:").removeprefix("arch=")
-        networks[label] = timm_model(name, weights, weights_key, fetch=False)
+        networks[label] = timm_model(name, weights, weights_key, fetch=False, side=side)
     settings["modes"] = settings["modes"] or MODES
     measured = measure(networks, strategies, device=first_of(resolve_device(device)), **settings)
+    for label, network in networks.items():
+        click.echo(f"{label}: {description(network)}", err=True)
 
     rows: list[Row] = []
     out.mkdir(parents=True, exist_ok=True)
@@ -270,7 +279,11 @@ def schedules(strategy: str, task: str | None, as_json: bool, out: Path, **value
     with Progress(out) as progress:
         measured = compare_schedules(strategy, shares, request, Trainer(files, execution, out, progress))
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in measured], indent=1))
+        objects = [
+            asdict(each) | {"candidates": [candidate.model_dump(mode="json") for candidate in each.candidates]}
+            for each in measured
+        ]
+        click.echo(json.dumps(objects, indent=1))
         return
     for each in measured:
         click.echo(f"{each.label} at {each.macs:g} of the MACs")

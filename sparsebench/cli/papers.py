@@ -59,7 +59,7 @@ def reproduce(
     folder = out or Path(f"sparsebench-{name}-{preset}")
     _, files, execution = read_options(values, dry_run)
     if dry_run:
-        forecast(plan_of(paper, figures, preset, folder, execution, files))
+        forecast(lambda: plan_of(paper, figures, preset, folder, execution, files))
         return
     with Progress(folder) as progress:
         verdicts, lost = make(paper, figures, preset, folder, execution, files, progress)

@@ -15,7 +15,7 @@ import click
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import cell
-from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, options
+from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, image_size, options
 from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
@@ -190,6 +190,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 @click.option("--plugin", metavar="NAME[:PARAM=V]", help="Export MODEL with this strategy, instead of records.")
 @click.option("--weights", metavar="FILE.safetensors", type=PATH, help="Weights of MODEL. [downloaded by timm]")
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
+@image_size
 @click.option("--learned", metavar="FILE.safetensors", type=PATH, help="Tensors that the strategy has learned.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Batch size of the exported network.")
 def export(
@@ -199,6 +200,7 @@ def export(
     plugin: str | None,
     weights: Path | None,
     weights_key: str,
+    side: int | None,
     learned: Path | None,
     batch: int,
 ) -> None:
@@ -208,18 +210,21 @@ def export(
     has the complete records.
 
     With --plugin, writes the network MODEL (timm:NAME) to -o FILE.pt2, or to FILE.onnx, which needs
-    pip install 'sparsebench[export]'.
+    pip install 'sparsebench[export]'. A network without a head gives the pooled features. In ONNX files the input is
+    named pixels, and the output logits or features.
     """
     if plugin is not None:
         if what is None:
             raise UserError("MODEL is missing", next_step="name a model, such as timm:deit_small_patch16_224")
         if out is None:
             raise UserError("a network needs an output file", next_step="give -o FILE.onnx or FILE.pt2")
-        from sparsebench.deploy.apply import apply, timm_model
+        from sparsebench.deploy.apply import apply, description, timm_model
 
-        with apply(timm_model(what, weights, weights_key), plugin, learned=learned) as sparse:
+        model = timm_model(what, weights, weights_key, side=side)
+        with apply(model, plugin, learned=learned) as sparse:
             sparse.export(out, batch)
-            click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
+            share = f"{sparse.macs_ratio:.3f} of the MACs of {what}"
+            click.echo(f"written: {out}, {sparse.spec}, {share}, {description(model)}")
         return
     if what is not None and what.startswith("timm:"):
         raise UserError(f"{what} is exported with a strategy", next_step="give --plugin NAME, and -o FILE.onnx or .pt2")

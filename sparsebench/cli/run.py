@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
@@ -37,6 +37,7 @@ from sparsebench.records.record import ANSWERS, Record
 from sparsebench.runner.progress import Progress, Underway, cells_of, clock, left_of, remedy, time_of, underway
 from sparsebench.strategy.budget import AUTO, FULL
 from sparsebench.strategy.spec import fill
+from sparsebench.tasks.sources.files import quick_check
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +79,7 @@ def run(
 
     request, files, execution = read_options(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
     if dry_run:
-        forecast(plan_of(request, files, execution, Registry(), out))
+        forecast(lambda: plan_of(request, files, execution, Registry(), out))
         return
     folder = store.Store(out)
     with Progress(out) as progress:
@@ -134,11 +135,14 @@ def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Fil
     return values_of({**values, "download": bool(values.get("download")) and not dry_run})
 
 
-def forecast(plan: Plan) -> None:
+def forecast(make_plan: Callable[[], Plan]) -> None:
     """Print the cells to run with their expected time and memory, pictures to decode, and numbers of class folders.
 
-    If all cells only test trained weights and none has run before, their networks are timed on the device.
+    If all cells only test trained weights and none has run before, their networks are timed on the device. Pictures are
+    not read again if they seem unchanged since a command read them.
     """
+    with quick_check():
+        plan = make_plan()
     registry = Registry()
     for file in {file for job in plan.todo for file in job.files}:  # files may define tasks
         registry.load_file(Path(file))

@@ -38,6 +38,7 @@ COMMANDS = {
         "claims": "sparsebench claims evit-deit-s-0.7",
         "schedules": "sparsebench schedules attn_topk --macs .5,.3",
         "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
+        "features": "sparsebench features timm:vit_small_patch14_dinov2 --images folder:my-pictures -o features.npz",
     },
     "Look up": {
         "list": "sparsebench list suites",
@@ -143,6 +144,13 @@ notes: Callable[[Any], Any] = click.option(
     "--notes",
     is_flag=True,
     help="Also show technical notes, such as step limits and detectable differences. [only in files]",
+)
+image_size: Callable[[Any], Any] = click.option(
+    "--image-size",
+    "side",
+    type=click.IntRange(1),
+    metavar="SIDE",
+    help="Side of the images in pixels; position embeddings are resampled. [that of the weights, else the model's]",
 )
 output: Callable[[Any], Any] = click.option(
     "-o", "--output", metavar="FILE", type=PATH, help="File to write. [standard output]"

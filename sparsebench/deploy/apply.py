@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.training.fit import fit, modules_of
 from sparsebench.training.schedules import MANY, Chosen, choose
 from sparsebench.training.steps import Samples
+
+log = logging.getLogger(__name__)
 
 NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
 RANDOM = "random"
@@ -144,18 +147,21 @@ def _amount_of(strategy: Strategy, budget: Budget | None, cost: CostModel) -> Bu
     return Budget(counts=(cost.tokens,) * len(blocks), blocks=blocks)
 
 
-def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = True) -> Any:
+def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = True, side: int | None = None) -> Any:
     """Return a timm model with trained weights from timm or from a file.
 
-    With a file, the image size, the channels and the classes are those of its weights.
+    With a file, the image size, the channels and the classes are those of its weights. A model without a head returns
+    the pooled features.
 
     Args:
         text: the model, in one of the forms `NAMES`.
         weights, key: a file, see `locate_weights`; None for timm's weights.
         fetch: whether to load timm's weights if there is no file; otherwise the weights are random.
+        side: side of the images in pixels, if not that of the weights. Position embeddings are then resampled, which is
+            logged.
 
     Raises:
-        UserError: there is no such model, or its weights are missing or do not fit.
+        UserError: there is no such model, its weights are missing or do not fit, or it cannot have this size.
     """
     spec = parse(text, positional=Timm.positional)
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
@@ -163,27 +169,52 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
         raise UserError("the timm model", got=f"'{text}'", allowed=NAMES, next_step=hint)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     cfg = published(arch)
-    size, classes = (cfg.input_size[1], cfg.input_size[2]), cfg.num_classes
+    own = (cfg.input_size[1], cfg.input_size[2])
+    what, facts = f"model '{text}'", {}
+    if side is not None:
+        what, facts = f"{what} at {side} x {side} pixels", {"next_step": "give another image size"}
     if weights is None:
-        with supported(f"model '{text}'"):
-            return create_vit(arch, size, classes, pretrained=fetch).eval()
+        with supported(what, **facts):
+            vit = create_vit(arch, _size(own, side), cfg.num_classes, pretrained=fetch)
+        if fetch:
+            _note_resampling(text, vit, own)
+        return vit.eval()
+
     files = locate_weights((weights,), key)
     if len(files) > 1:
         raise UserError("--weights must be one file", got=f"{len(files)} files in {weights}")
     (weights,) = files.values()
-    with supported(f"model '{text}'"):
+    with supported(what, **facts):
         dims = read_dimensions(arch, weights, key)
-        if dims.channels and dims.classes is None:
-            raise UserError(
-                f"{weights.name} has no output layer",
-                next_step=(
-                    "give weights with head.weight and head.bias, or use Python: "
-                    f"sparsebench.apply(timm.create_model('{arch}', num_classes=0, checkpoint_path=FILE), ...)"
-                ),
-            )
-        vit = create_vit(arch, dims.size or size, dims.classes or classes, channels=dims.channels or 3)
+        own = dims.size or own
+        classes = cfg.num_classes if dims.classes is None else dims.classes
+        vit = create_vit(arch, _size(own, side), classes, channels=dims.channels or 3)
     load_weights(vit, weights, key, fresh_head=False)
+    _note_resampling(weights.name, vit, own)
     return vit.eval()
+
+
+def description(model: Any) -> str:
+    """Return the size of a timm model's images and its output in words.
+
+    >>> description(timm.create_model("test_vit", num_classes=7))
+    '160 x 160 pixels, logits of 7 classes'
+    """
+    height, width = model.patch_embed.img_size
+    output = f"logits of {model.num_classes} classes" if model.num_classes else "pooled features: it has no head"
+    return f"{height} x {width} pixels, {output}"
+
+
+def _size(own: tuple[int, int], side: int | None) -> tuple[int, int]:
+    """Return the (height, width) of the images: that of the weights, unless a side is given."""
+    return own if side is None else (side, side)
+
+
+def _note_resampling(owner: str, vit: Any, own: tuple[int, int]) -> None:
+    """Log that position embeddings were resampled, if the image size is not the weights' own (height, width)."""
+    size = tuple(vit.patch_embed.img_size)
+    if size != own and vit.pos_embed is not None:
+        log.warning("%s: position embeddings are resampled from %d x %d to %d x %d pixels", owner, *own, *size)
 
 
 def strategy_of(
@@ -400,6 +431,11 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     """
     _check_images(network, images)
     weight, classes, n = next(network.module.parameters()), network.module.num_classes, len(images)
+    if labels is not None and not classes:
+        raise UserError(
+            f"'{actor.strategy.name}' looks at labels, and the network has no head, so it has no classes",
+            next_step="use another strategy, or give the network a head",
+        )
     if labels is not None and (
         not isinstance(labels, Tensor)
         or labels.dtype != torch.int64

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # torch is imported only for an export, because `sparsebench list` calls `exportable`.
 
 FORMS = (".onnx", ".pt2")
+INPUT = "pixels"
+"""The name of the input in ONNX files."""
 
 
 def export_obstacle(cls: type[Strategy]) -> str:
@@ -50,7 +52,7 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
         if path.suffix == ".pt2":
             torch.export.save(program, path)
         else:
-            _write_onnx(program, path)
+            _write_onnx(program, path, outputs_of(sparse.model))
     except Exception as error:  # torch raises many types of errors
         path.unlink(missing_ok=True)
         raise UserError(
@@ -59,6 +61,11 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
             next_step=f"use another strategy, or the other of {', '.join(FORMS)}",
         ) from error
     return path
+
+
+def outputs_of(model: Any) -> str:
+    """Return what a timm model returns: "logits", or "features" without a head, pooled as the model does."""
+    return "features" if model.num_classes == 0 else "logits"
 
 
 def first_cause(error: BaseException) -> str:
@@ -92,8 +99,8 @@ def _check(sparse: SparseModel, path: Path, batch: int) -> None:
         raise UserError(f"the folder {path.parent} does not exist", next_step="create it first")
 
 
-def _write_onnx(program: Any, path: Path) -> None:
-    """Write a program as ONNX, without log messages and warnings of torch."""
+def _write_onnx(program: Any, path: Path, output: str) -> None:
+    """Write a program as ONNX, with this name of its output, without log messages and warnings of torch."""
     import torch
 
     before = logging.root.manager.disable
@@ -102,7 +109,13 @@ def _write_onnx(program: Any, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = torch.onnx.export(
-                program, dynamo=True, custom_translation_table=_translations(), verbose=False, optimize=True
+                program,
+                dynamo=True,
+                custom_translation_table=_translations(),
+                input_names=[INPUT],
+                output_names=[output],
+                verbose=False,
+                optimize=True,
             )
         assert model is not None
         model.save(path, external_data=False)

@@ -17,7 +17,8 @@ from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import ModelOutputs
-from sparsebench.strategy.plans import Mix
+from sparsebench.strategy.plans import Mask, Mix
+from sparsebench.strategy.tokens import patch_weights_after
 from sparsebench.training.evaluation import patches_in
 from sparsebench.training.fit import modules_of
 
@@ -71,22 +72,77 @@ class SparseModel(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Return what the model returns for (B, channels, height, width) pixels, normalised as for the model."""
+        acting = self._begin(x)
+        network = self._network
+        outputs = network.act(x, acting, lambda: network.restore(x)) if self._acts else self.model(x)
+        self._end(x, acting)
+        return outputs
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the (B, P + M, C) tokens that remain, after the last norm: what the model's head reads.
+
+        The P class and register tokens come first. Kept patches follow in the order of the grid, row by row, unless the
+        strategy orders them. A group of merged patches is at the place that the strategy gives it: mostly that of the
+        token into which the others were merged. Fused tokens are last. If images keep different numbers of tokens,
+        shorter rows end with padding. `membership` says for which patches each token stands.
+
+        Args:
+            x: (B, channels, height, width) pixels, normalised as for the model.
+        """
+        acting = self._begin(x)
+        network: Any = self._network
+        tokens: Tensor
+        if self._acts:
+            tokens = network.features(x, acting, lambda: network.restore(x))
+        else:
+            tokens = network.module.forward_features(x)
+        self._end(x, acting)
+        return tokens
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
+        """Return what the model's head returns for the tokens of the last call of `forward_features`.
+
+        An average or an attention pool weights each token by its number of patches, which it knows from this call.
+
+        Args:
+            x: (B, P + M, C) the tokens.
+            pre_logits: whether to return the pooled features, which the output layer reads.
+
+        Raises:
+            UserError: the tokens are not those of the last call.
+        """
+        last = self._last
+        expected = None if last is None else (len(last.index), self._network.prefix + last.index.shape[1])
+        if last is None or tuple(x.shape[:2]) != expected:
+            raise UserError(
+                "forward_head takes the tokens of the last call of forward_features",
+                got=describe(x),
+                allowed=None if expected is None else f"{expected} tokens",
+                next_step="call forward_features first; or call the network, which does both",
+            )
+        if not self._acts:
+            network: Any = self._network
+            return network.module.forward_head(x, pre_logits=pre_logits)
+        return self._network.head(x, last, pre_logits=pre_logits)
+
+    def _begin(self, x: Tensor) -> Pass:
+        """Check the pixels of a call, and start its pass."""
         if torch.jit.is_tracing():  # a trace fixes numbers that depend on the batch, such as random ones
             raise UserError(
                 "torch.jit.trace would record the choices of one batch for all batches",
                 next_step="use sparse.export(FILE), torch.export or torch.compile",
             )
         self._check(x)
-        network, training = self._network, self.model.training
         items = torch.arange(len(x), device=x.device)
-        acting = self._actor.begin(items, self._visit, None, training=training, done=self._done)
-        outputs = network.act(x, acting, lambda: network.restore(x)) if self._acts else self.model(x)
+        return self._actor.begin(items, self._visit, None, training=self.model.training, done=self._done)
+
+    def _end(self, x: Tensor, acting: Pass) -> None:
+        """Compute what the strategy's loss needs of the teacher, and store the pass of a call."""
         if self._teacher is not None and acting.learns:
             acting.teacher = self._teacher.tell_of(x)
         if not torch.compiler.is_compiling():
-            self._visit += training
+            self._visit += self.model.training
             self._last = acting
-        return outputs
 
     @property
     def _acts(self) -> bool:
@@ -204,17 +260,51 @@ class SparseModel(nn.Module):
         Raises:
             UserError: there was no call before and no pixels are given; or tokens are mixtures of many patches.
         """
-        if x is not None:
-            with torch.no_grad():
-                self(x)
-        if self._last is None:
-            raise UserError("the network was not called yet", next_step="give the pixels: kept(x)")
-        if any(isinstance(decision.plan, Mix) for decision in self._last.decisions):
+        last = self._called(x, "kept")
+        if any(isinstance(decision.plan, Mix) for decision in last.decisions):
             raise UserError(
                 f"with '{self.spec}' each token is a mixture of many patches, so no patch is kept",
                 next_step="see sparse.tokens for the token counts after each block",
             )
-        return patches_in(self._last.index, self._network.cost.tokens)
+        return patches_in(last.index, self._network.cost.tokens)
+
+    def membership(self, x: Tensor | None = None) -> Tensor:
+        """Return (B, M, patches): for each remaining token, the weights of the patches for which it stands.
+
+        Each row sums to 1. A kept patch has weight 1, and a merged or fused token the weights with which the strategy
+        combined its patches. Rows have the order of the tokens of `forward_features` after the class and register
+        tokens. Rows of padding are 0. So are the columns of patches that were removed, or merged with weight 0, as
+        `vid_tldr` may do. Each patch is in one token at most, so
+        `(membership > 0).to(tokens).transpose(1, 2) @ tokens` puts (B, M, C) tokens on the grid, row by row.
+
+        Args:
+            x: pixels, with which the network is called; None for the last call.
+
+        Raises:
+            UserError: there was no call before and no pixels are given; or tokens are mixtures of many patches, which
+                stand for no patches in particular.
+        """
+        last = self._called(x, "membership")
+        patches = self._network.cost.tokens
+        weights = torch.eye(patches, device=last.index.device).expand(len(last.index), patches, patches)
+        for decision in last.decisions:
+            plan = decision.plan
+            if isinstance(plan, Mix) or (isinstance(plan, Mask) and plan.values is not None):
+                raise UserError(
+                    f"with '{self.spec}' each token is a mixture of many patches, so it stands for none in particular",
+                    next_step="see sparse.tokens for the token counts after each block",
+                )
+            weights = patch_weights_after(plan, weights, decision.sizes)
+        return weights
+
+    def _called(self, x: Tensor | None, method: str) -> Pass:
+        """Call the network with pixels, if there are some, and return the pass of the last call."""
+        if x is not None:
+            with torch.no_grad():
+                self(x)
+        if self._last is None:
+            raise UserError("the network was not called yet", next_step=f"give the pixels: {method}(x)")
+        return self._last
 
     def steps(self) -> list[Step]:
         """Return the token counts of each block: as planned, or, if adaptive, the means of the last call."""
@@ -243,6 +333,9 @@ class SparseModel(nn.Module):
 
     def export(self, file: str | os.PathLike[str], batch: int = 1) -> Path:
         """Export the network in evaluation mode to a file for other programs.
+
+        In ONNX files the input is named "pixels". The output is named "logits", or "features" for a model without a
+        head, whose output are the pooled features.
 
         Args:
             file: name ending in .onnx (ONNX) or .pt2 (`torch.export.load`); the file must not exist.

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from tabulate import tabulate
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UserError
-from sparsebench.inspection.pictures import Block, Ink, Scene, Trainer, load_cell, scene, sheet, spread, tint
+from sparsebench.inspection.pictures import (
+    Block,
+    Ink,
+    Scene,
+    Trainer,
+    check_labels,
+    has_head,
+    load_cell,
+    scene,
+    sheet,
+    spread,
+    tint,
+)
 from sparsebench.measure.selection import expected_iou, iou, quality, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand
@@ -32,6 +45,7 @@ from sparsebench.strategy.budget import AUTO
 from sparsebench.tasks.base import relevant
 from sparsebench.training.evaluation import Choice, evaluate
 from sparsebench.training.fit import calibrate
+from sparsebench.training.schedules import outputs_in_test
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +55,10 @@ LEGEND = (
     "independent random choices of the same numbers of patches. Rank correlation: Spearman's, of the latest scores of "
     "A and B, over the patches present in both; - if there is none. [ ]: 95 % intervals over test samples. Of merged "
     "patches the first counts as kept; fused and mixed tokens keep no patch."
+)
+ABOUT_FEATURES = (
+    "Cosine: of the pooled features, mean over test samples; dense is the network without a strategy. The network has "
+    "no head, so no classes are compared."
 )
 Row = dict[str, Any]
 NETWORK: dict[str, Any] = {"plugins": ("dense",), "alone": True}
@@ -62,6 +80,8 @@ class Comparison:
         relevant: (n, N) which patches are relevant, or None if unknown.
         rows: (k,) numbers of the test samples in `scene`.
         scene: the pictures, or None if none were requested.
+        cosines: for a network without a head, by pair the (n,) cosines of its pooled features: of A and of B with those
+            without a strategy, and of both; empty for a network with a head.
     """
 
     cell: Cell
@@ -70,6 +90,7 @@ class Comparison:
     relevant: np.ndarray | None
     rows: np.ndarray
     scene: Scene | None
+    cosines: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Comparison:
@@ -92,21 +113,26 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     plan, sides = _planned(plugins, request, trainer, pictures, registry)
     context = trainer.train(plan, registry)
     job = plan.jobs[-1]
-    failure = store.read(trainer.out)[job.cell.id].failure
+    head = has_head(plan, registry)
+    failure = store.read(trainer.out)[job.cell.id].failure if head else None
     if failure is not None:
         raise UserError(f"the network without a strategy has no result: {failure.reason}")
     with deterministic():
-        cell = load_cell(job, registry, context)
-        shape = len(cell.test.labels), cell.network.cost.tokens
-        stages = _stages([_choices(*side, cell, context) for side in sides], shape)
+        prepared = load_cell(job, registry, context, head=head)
+        shape = len(prepared.test.labels), prepared.network.cost.tokens
+        if not head:  # the outputs are features, which have no right class
+            prepared.test.labels = torch.zeros_like(prepared.test.labels)
+        a_outcome, b_outcome = (_outcome(*side, prepared, context, head=head) for side in sides)
+        stages = _stages([a_outcome.choices, b_outcome.choices], shape)
+        similar = {} if head else _cosines(prepared, a_outcome.features, b_outcome.features)
     a, b = ((job.label, job.cell.budget.label) for job, _ in sides)
     if not stages:
         raise UserError(
             "neither strategy removes a token", got=f"budget {a[1]}", next_step="give a smaller --keep or --macs"
         )
-    shares, rows = cell.test.relevance, spread(cell.data, pictures)
-    mask = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
-    return Comparison(cell.cell, (a, b), stages, mask, rows, scene(cell, rows) if pictures else None)
+    shares, rows = prepared.test.relevance, spread(prepared.data, pictures)
+    mask = None if shares is None else relevant(shares.cpu().numpy(), prepared.data.test.mask)
+    return Comparison(prepared.cell, (a, b), stages, mask, rows, scene(prepared, rows) if pictures else None, similar)
 
 
 def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
@@ -159,22 +185,43 @@ def _load_strategy(job: Job, registry: Registry) -> Strategy:
     return strategy
 
 
-def _choices(job: Job, strategy: Strategy, cell: Prepared, context: Context) -> list[Choice]:
-    """Return the choices of a strategy in the test."""
-    network, setting = cell.network, cell.cell
+class _Outcome(NamedTuple):
+    """What a strategy does in the test: its choices, and for a network without a head the (n, C) pooled features."""
+
+    choices: list[Choice]
+    features: np.ndarray
+
+
+def _outcome(job: Job, strategy: Strategy, prepared: Prepared, context: Context, *, head: bool) -> _Outcome:
+    """Return what a strategy does in the test; `head` says whether the network has one."""
+    network, setting = prepared.network, prepared.cell
     stream = seeds.seed_of("compare", setting.task.name, setting.n_train, setting.repetition, _key(job))
     try:
         budget = job.cell.budget
         if budget.schedule == AUTO:
-            budget, _ = choose_schedule(job.cell, strategy, network, cell.train, cell.task, context)
+            budget, _ = choose_schedule(job.cell, strategy, network, prepared.train, prepared.task, context, head=head)
         actor = Actor(strategy, budget, network.cost, network.grid, stream)
         if wants_images(actor):
-            fit_on(cell, actor, {})
-        if strategy.adaptive and len(cell.train.labels):
-            calibrate(network, actor, cell.train)
-        return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices[1:]
+            check_labels(actor, head=head)
+            fit_on(prepared, actor, {})
+        if strategy.adaptive and len(prepared.train.labels):
+            calibrate(network, actor, prepared.train)
+        choices = evaluate(network, actor, prepared.test, prepared.recipe, choices=True).choices[1:]
+        features = np.empty(0) if head else outputs_in_test(network, actor, prepared.test, prepared.test.items)
+        return _Outcome(choices, features)
     except (Exception, SystemExit) as error:  # a user's strategy may raise anything
         raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
+
+
+def _cosines(prepared: Prepared, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the (n,) cosines of each pair of (n, C) features: with A, with B, and without a strategy."""
+    dense = outputs_in_test(prepared.network, None, prepared.test, prepared.test.items)
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+        return (one * other).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
+
+    return {"a_dense": cosine(a, dense), "b_dense": cosine(b, dense), "a_b": cosine(a, b)}
 
 
 def _stages(choices: Sequence[list[Choice]], shape: tuple[int, int]) -> dict[int, tuple[Choice, Choice]]:
@@ -227,6 +274,8 @@ def as_json(comparison: Comparison) -> str:
     a, b = ({"label": label, "budget": budget} for label, budget in comparison.sides)
     about: Row = {"task": cell.task.model_dump(mode="json"), "model": cell.model.model_dump(mode="json")}
     about |= {"n_train": cell.n_train, "samples": n, "patches": N, "a": a, "b": b}
+    if comparison.cosines:
+        about["cosines"] = {pair: _interval("cosine", values) for pair, values in comparison.cosines.items()}
     return json.dumps({**about, "rows": rows(comparison)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -250,7 +299,20 @@ def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
         disable_numparse=True,
         colalign=["right"] * len(body[0]),
     )
-    return "\n\n".join(["  \n".join(lines) if markdown else "\n".join(lines), table, LEGEND]) + "\n"
+    parts = ["  \n".join(lines) if markdown else "\n".join(lines), table]
+    if comparison.cosines:
+        parts.append(_similarity(comparison))
+    parts.append(LEGEND)
+    if comparison.cosines:
+        parts.append(ABOUT_FEATURES)
+    return "\n\n".join(parts) + "\n"
+
+
+def _similarity(comparison: Comparison) -> str:
+    """Return a line with the mean cosines of pooled features."""
+    names = {"a_dense": "A and dense", "b_dense": "B and dense", "a_b": "A and B"}
+    values = {pair: _number(_interval("cosine", cosines), "cosine") for pair, cosines in comparison.cosines.items()}
+    return "cosine of features: " + ", ".join(f"{names[pair]} {value}" for pair, value in values.items())
 
 
 def _names(comparison: Comparison) -> list[str]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparsebench.errors import UserError
-from sparsebench.models.actor import LEARNED, Pass
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Networks, official_places
 from sparsebench.plan.plan import Plan
@@ -62,7 +63,8 @@ class Trainer:
     def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
         """Return the plan of the requested cells and of the trainings that are missing, without writing anything.
 
-        A cell with a result but without weights is trained again. Pictures of all cells are located.
+        A cell with a result but without weights is trained again. Pictures of all cells are located. Cells of a network
+        without a head are not run: its weights are given, and it has no classes on which it could be tested.
 
         Args:
             request: a request of one task with one model.
@@ -90,31 +92,59 @@ class Trainer:
         networks = Networks(self.out, plan.summaries, self.files.networks).places({job.weights for job in plan.jobs})
         official = official_places(self.files, plan.jobs, plan.locations)
         places = {**plan.locations, **official, **networks}
-        return replace(plan, locations=places, request=None)
+        plan = replace(plan, locations=places, request=None)
+        return plan if has_head(plan, registry) else replace(plan, todo=[])
 
     def train(self, plan: Plan, registry: Registry) -> Context:
         """Train the networks of a plan; return the context with the folder of the weights."""
-        with telling(self.callbacks.on_pictures):
-            runs.carry_out(plan, self.execution, registry, self.out, self.callbacks)
+        if has_head(plan, registry):
+            with telling(self.callbacks.on_pictures):
+                runs.carry_out(plan, self.execution, registry, self.out, self.callbacks)
         # Networks trained on a cluster are evaluated on this machine.
         device = devices.resolve_device("auto" if self.execution.dask else self.execution.device)
         return Context(RunEnvironment(self.out, first_of(device), plan.locations))
 
 
-def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
-    """Return the prepared cell with its trained weights, including those of its strategy."""
+def has_head(plan: Plan, registry: Registry) -> bool:
+    """Return whether the network of a plan has a head. One with given weights may have none, if it is not trained."""
+    cell = plan.jobs[-1].cell
+    _, task, model = registry.resolve(cell)
+    if task.trains and cell.track != "frozen":
+        return True
+    return model.with_weights(plan.locations).classes(plan.locations) != 0
+
+
+def load_cell(job: Job, registry: Registry, context: Context, *, head: bool = True) -> Prepared:
+    """Return the prepared cell with its trained weights, including those of its strategy.
+
+    Args:
+        job, registry, context: see `prepare`.
+        head: whether the network has a head, see `has_head`. Without one, its weights are those that the user gave.
+    """
     # The trained weights replace the initial ones. Only the choice of a schedule needs these, in its own cell.
     chooses = job.cell.budget.schedule == AUTO
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
-    prepared = prepare(job if chooses else bare, registry, context)
-    state, module, actor = load_file(context.environment.weights(job.weights)), prepared.network.module, prepared.actor
-    fits = actor is not None and wants_images(actor) and not any(name.startswith(f"{LEARNED}.") for name in state)
-    module.load_state_dict(state, strict=not fits)
+    prepared = prepare(job if chooses and head else bare, registry, context, head=head)
+    module, actor = prepared.network.module, prepared.actor
+    fits = actor is not None and wants_images(actor)
+    if head:
+        state = load_file(context.environment.weights(job.weights))
+        fits = fits and not any(name.startswith(f"{LEARNED}.") for name in state)
+        module.load_state_dict(state, strict=not fits)
     module.eval()
     if fits:
         assert actor is not None
+        check_labels(actor, head=head)
         fit_on(prepared, actor, context.fitted)
     return prepared
+
+
+def check_labels(actor: Actor, *, head: bool) -> None:
+    """Raise UnsupportedError if the strategy fits on labels, and the network has no head."""
+    if actor.strategy.fit_labels and not head:
+        raise UnsupportedError(
+            f"'{actor.strategy.name}' looks at the labels of training images, and the network has no head for classes"
+        )
 
 
 SIDE, BESIDE, BELOW = 1.35, 0.05, 0.17
@@ -148,18 +178,18 @@ class Scene:
     classes: tuple[str, ...]
 
 
-def scene(cell: Prepared, rows: np.ndarray) -> Scene:
+def scene(prepared: Prepared, rows: np.ndarray) -> Scene:
     """Return the scene of the (n,) pictures `rows` of a cell's test split."""
-    data, test, grid = cell.data, cell.data.test, cell.network.grid
+    data, test, grid = prepared.data, prepared.data.test, prepared.network.grid
     assert grid is not None
     groups = len(data.group_names) > 1
     kinds, names = (test.groups, data.group_names) if groups else (test.labels, data.classes)
     pictures = test.inputs[rows].transpose(0, 2, 3, 1)
-    share = cell.test.relevance
+    share = prepared.test.relevance
     relevant = None if share is None else share[torch.from_numpy(rows)].cpu().numpy() > 0
-    setting = cell.cell
+    cell = prepared.cell
     return Scene(
-        f"{setting.task.name}, {setting.model.name}, {setting.n_train} training samples",
+        f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples",
         grid,
         pictures,
         matters(test, rows, relevant, grid),
@@ -313,31 +343,35 @@ def _add_block(axis: Axes, block: Block, size: tuple[int, int], n_rows: int) -> 
         n_rows: number of pictures in a column.
     """
     height, width = size
-    # A cell of the grid is a picture with its margins below and beside it.
-    cell_height = int(height * (1 + BELOW))
-    cell_width = int(width * (1 + BESIDE))
+    # A field of the grid is a picture with its margins below and beside it.
+    field_height = int(height * (1 + BELOW))
+    field_width = int(width * (1 + BESIDE))
     n_columns = max(1, len(block.columns))
-    image = np.full((n_rows * cell_height, n_columns * cell_width, 3), 255, np.uint8)
+    image = np.full((n_rows * field_height, n_columns * field_width, 3), 255, np.uint8)
     for column, (_, pictures) in enumerate(block.columns):
-        left = column * cell_width
         for row, picture in enumerate(pictures):
-            top = row * cell_height
+            top, left = row * field_height, column * field_width
             image[top : top + height, left : left + width] = picture
     axis.imshow(image)
 
+    _add_titles(axis, block, np.arange(len(block.columns)) * field_width + width / 2)
+    middle = n_columns * field_width / 2
+    for row, (text, colour) in enumerate(block.below):
+        short = textwrap.shorten(text, 22 * n_columns, placeholder="...")
+        y = row * field_height + 1.02 * height
+        axis.text(middle, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+
+
+def _add_titles(axis: Axes, block: Block, middles: np.ndarray) -> None:
+    """Write a block's title, and above each column, at its x in `middles`, its caption."""
+    n_columns = max(1, len(block.columns))
     title = wrap(f"{block.title}\n{block.about}".strip(), 20 * n_columns)
     axis.set_title(title, fontsize=8, weight="bold", parse_math=False)
     captions = [wrap(caption, 22) for caption, _ in block.columns]
-    middles = np.arange(len(captions)) * cell_width + width / 2
     axis.set_xticks(middles, captions, fontsize=7, parse_math=False)
     axis.set_yticks([])
     axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
-    middle = n_columns * cell_width / 2
-    for row, (text, colour) in enumerate(block.below):
-        short = textwrap.shorten(text, 22 * n_columns, placeholder="...")
-        y = row * cell_height + 1.02 * height
-        axis.text(middle, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
 
 
 def _legend(inks: Mapping[str, Ink], matters: bool) -> list[Patch]:
@@ -379,8 +413,10 @@ class Shown:
 
     Attributes:
         stages: its decisions; empty if all tokens stayed.
-        predicted: (n,) predicted class numbers; empty without a result.
+        predicted: (n,) predicted class numbers; empty without a result, and for a network without a head.
         why: why there is no result.
+        cosines: (n,) for a network without a head, the cosines of its pooled features with those of the network without
+            a strategy; otherwise empty.
     """
 
     label: str
@@ -388,6 +424,7 @@ class Shown:
     stages: list[Stage]
     predicted: np.ndarray
     why: str = ""
+    cosines: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -418,15 +455,17 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     registry = Registry()
     plan = trainer.plan(request, registry, pictures=True)
     context = trainer.train(plan, registry)
-    records, outcomes, first = store.read(trainer.out), list[Shown](), None
+    head = has_head(plan, registry)
+    records = store.read(trainer.out) if head else {}
+    outcomes, first = list[Shown](), None
     with deterministic():
         for job in (job for job in plan.jobs if job.requested):
-            failure = records[job.cell.id].failure
+            failure = records[job.cell.id].failure if head else None
             if failure is None:
                 try:
-                    prepared = load_cell(job, registry, context)
+                    prepared = load_cell(job, registry, context, head=head)
                     first = first or (prepared, spread(prepared.data, n))
-                    outcomes.append(_choices(job, prepared, first[1]))
+                    outcomes.append(_choices(job, prepared, first[1], head=head))
                 except (Exception, SystemExit) as error:  # a user's strategy may raise anything
                     failure = failure_of(error)
             if failure is not None:
@@ -437,11 +476,16 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
 
 
 @torch.no_grad()
-def _choices(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
-    items = torch.from_numpy(rows).to(cell.test.items.device)
-    outputs, acting = cell.test.forward(cell.network, cell.in_test, items, visit=0, training=False)
+def _choices(job: Job, prepared: Prepared, rows: np.ndarray, *, head: bool) -> Shown:
+    """Return what the strategy of a cell did to the (n,) pictures `rows` of its test split."""
+    items = torch.from_numpy(rows).to(prepared.test.items.device)
+    outputs, acting = prepared.test.forward(prepared.network, prepared.in_test, items, visit=0, training=False)
     stages = [] if acting is None else list(_stages(acting))
-    return Shown(job.label, _budget(job), stages, predictions(cell.recipe, outputs).cpu().numpy())
+    if head:
+        return Shown(job.label, _budget(job), stages, predictions(prepared.recipe, outputs).cpu().numpy())
+    dense, _ = prepared.test.forward(prepared.network, None, items, visit=0, training=False)
+    cosines = F.cosine_similarity(outputs.double(), dense.double(), dim=1)
+    return Shown(job.label, _budget(job), stages, np.empty(0, int), cosines=cosines.cpu().numpy())
 
 
 def _budget(job: Job) -> str:
@@ -501,8 +545,14 @@ def _block(outcome: Shown, pictures: Pictures) -> Block:
         ]
         mixed = ", mixed" if stage.token is None else ""
         columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", tiles))
-    below = [
+    return Block(outcome.label, outcome.budget, columns, _below(outcome, pictures))
+
+
+def _below(outcome: Shown, pictures: Pictures) -> list[tuple[str, str]]:
+    """Return the texts below the pictures, with their colours: predictions, or without a head cosines of features."""
+    if len(outcome.cosines):
+        return [(f"features: cosine {cosine:.3f}", style.BLACK) for cosine in outcome.cosines]
+    return [
         (f"{'right' if answer == label else 'wrong'}: {pictures.classes[answer]}", RIGHT if answer == label else WRONG)
         for answer, label in zip(outcome.predicted, pictures.labels, strict=True)
     ]
-    return Block(outcome.label, outcome.budget, columns, below)

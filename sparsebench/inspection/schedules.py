@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.deploy.apply import spec_of
 from sparsebench.errors import UserError
-from sparsebench.inspection.pictures import Trainer, load_cell
+from sparsebench.inspection.pictures import Trainer, has_head, load_cell
 from sparsebench.measure.schedule import blocks_text, only_schedule
 from sparsebench.models.actor import Actor
 from sparsebench.plan.contenders import fit_budget, settings_of
@@ -86,39 +86,45 @@ def compare_schedules(words: str, shares: tuple[float, ...], request: Request, t
     strategy = given[0][0]
     if not strategy.budgeted:
         raise UserError(f"'{strategy.name}' has no budget, so it has no schedules")
-    cell, context = _network(request, trainer, registry)
+    prepared, context, classifies = _network(request, trainer, registry)
     with deterministic():
-        samples, rows, source = _images(cell, context)
-        return [_at_budget(words, strategy, share, cell, samples, rows, source) for share in shares]
+        samples, rows, source = _images(prepared, context)
+        return [_at_budget(words, strategy, share, prepared, samples, rows, source, classifies) for share in shares]
 
 
-def _network(request: Request, trainer: Trainer, registry: Registry) -> tuple[Prepared, Context]:
-    """Return the cell of the network without a strategy, whose weights are trained or given, and its context."""
+def _network(request: Request, trainer: Trainer, registry: Registry) -> tuple[Prepared, Context, bool]:
+    """Return the cell of the network without a strategy, its context, and whether its outputs are logits.
+
+    Its weights are trained or given.
+    """
     request = replace(request, plugins=("dense",), alone=True, seeds=1)
     plan = trainer.plan(request, registry, pictures=True)
     job = plan.jobs[-1]
+    head = has_head(plan, registry)
     if not job.cell.network:
         context = trainer.train(plan, registry)
-        return load_cell(job, registry, context), context
-    device = devices.first_of(devices.resolve_device(trainer.execution.device))
-    context = Context(RunEnvironment(trainer.out, device, plan.locations))
-    return prepare(job, registry, context), context
+        prepared = load_cell(job, registry, context, head=head)
+    else:
+        device = devices.first_of(devices.resolve_device(trainer.execution.device))
+        context = Context(RunEnvironment(trainer.out, device, plan.locations))
+        prepared = prepare(job, registry, context, head=head)
+    return prepared, context, head and prepared.recipe.loss == "cross-entropy"
 
 
-def _images(cell: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
+def _images(prepared: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
     """Return images for two choices, the numbers of those to use, and what they are.
 
     Nothing is tested here, so test pictures may be used if there are no others.
     """
-    task, locations = cell.task, context.environment.locations
+    task, locations = prepared.task, context.environment.locations
     try:
         separate = task.schedule_images(2 * MANY, 0, locations)
     except UserError:
         separate = task.model_copy(update={"choose_on": "test"}).schedule_images(2 * MANY, 0, locations)
-    samples, source = cell.train, "training images"
+    samples, source = prepared.train, "training images"
     if separate is not None:
         split, source = separate
-        samples = context.samples(split, cell.network.grid)
+        samples = context.samples(split, prepared.network.grid)
     if not len(samples.labels):
         raise UserError(f"task '{task.name}' has no images on which schedules could be compared")
     order = seeds.generator("schedule", task.name, "compared").permutation(len(samples.labels))[: 2 * MANY]
@@ -126,16 +132,22 @@ def _images(cell: Prepared, context: Context) -> tuple[Samples, Tensor, str]:
 
 
 def _at_budget(
-    words: str, strategy: Strategy, share: float, cell: Prepared, samples: Samples, rows: Tensor, source: str
+    words: str,
+    strategy: Strategy,
+    share: float,
+    prepared: Prepared,
+    samples: Samples,
+    rows: Tensor,
+    source: str,
+    classifies: bool,
 ) -> Schedules:
     """Return the schedules of a strategy at a share of the MACs; see `compare_schedules`."""
-    network = cell.network
+    network = prepared.network
     budget = fit_budget(Budget(macs=share, schedule=AUTO), strategy, None, network.cost)
     if budget.schedule != AUTO:
         reason = only_schedule(strategy) or "no token is removed, or the network has one block"
         return Schedules(words, share, (), 0, (), spec_of(strategy, budget, parse(words).name), reason, "", 0, "", "")
-    stream = seeds.seed_of("schedule", cell.task.name, strategy.name)
-    classifies = cell.recipe.loss == "cross-entropy"
+    stream = seeds.seed_of("schedule", prepared.task.name, strategy.name)
 
     def choose_on(part: Tensor) -> Chosen:
         return choose(network, strategy, budget, samples, part, stream, classifies=classifies, source=source)
@@ -144,7 +156,7 @@ def _at_budget(
     chosen = choose_on(first)
     again = choose_on(others).choice.best.name if len(others) else ""
     speeds = [
-        _speed(cell, strategy, Budget(counts=candidate.counts, blocks=candidate.blocks), samples, stream)
+        _speed(prepared, strategy, Budget(counts=candidate.counts, blocks=candidate.blocks), samples, stream)
         for candidate in chosen.choice.candidates
     ]
     return Schedules(
@@ -162,10 +174,10 @@ def _at_budget(
     )
 
 
-def _speed(cell: Prepared, strategy: Strategy, budget: Budget, samples: Samples, stream: int) -> float:
+def _speed(prepared: Prepared, strategy: Strategy, budget: Budget, samples: Samples, stream: int) -> float:
     """Return the images per second of the network with a strategy at a budget."""
-    actor = Actor(strategy, budget, cell.network.cost, cell.network.grid, stream)
-    count, seconds = seconds_per_batch(cell.network, actor, samples, BATCH, repeats=REPEATS)
+    actor = Actor(strategy, budget, prepared.network.cost, prepared.network.grid, stream)
+    count, seconds = seconds_per_batch(prepared.network, actor, samples, BATCH, repeats=REPEATS)
     return count / float(np.median(seconds))
 
 

@@ -26,7 +26,8 @@ class BlockCounts(NamedTuple):
 
     Attributes:
         keep: the token count after each block.
-        shares: the requested share of the initial tokens after each block: r^s, or K / N without a keep rate.
+        shares: the requested share of the initial tokens after each block. In stages with a rate r it is r^s after
+            stage s, before counts are rounded; otherwise it is count / tokens.
         scaled: the blocks in which only one token is fused: the token count does not change, and this token is
             multiplied by its weight.
     """
@@ -227,15 +228,14 @@ class TokenSchedule:
         tokens, rate = self.cost.tokens, self.rate
         if rate is None:
             counts = tuple(tokens - math.floor((tokens - count) * ramp) for count in self.counts)
-            shares = [count / tokens for count in counts]
         else:
             if ramp != 1:  # exactly the budget's rate at the end, without rounding
                 rate = 1 - (1 - rate) * ramp
             counts = self.counts_for_rate(rate)
-            if self.kind == "stages":
-                shares = [rate**stage for stage in range(1, len(counts) + 1)]
-            else:
-                shares = [count / tokens for count in counts]
+        if rate is not None and self.kind == "stages":
+            shares = [rate**stage for stage in range(1, len(counts) + 1)]
+        else:
+            shares = [count / tokens for count in counts]
         keep = dict(zip(self.blocks, counts, strict=True))
         return BlockCounts(keep, dict(zip(self.blocks, shares, strict=True)), self._scaled(rate))
 

@@ -126,7 +126,7 @@ class Model(BaseModel):
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
 
     def classes(self, locations: Locations) -> int | None:
-        """Return the number of classes of the head of its trained weights, or None without a head or if unknown."""
+        """Return the number of classes of the head of its trained weights, 0 without a head, or None if unknown."""
         return None
 
     def check_weights(self, task: Task, locations: Locations) -> str:

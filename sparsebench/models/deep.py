@@ -124,6 +124,13 @@ class DeepViT:
         return _call(self.module, partial(self._forward, acting, pixels), normed)
 
     def _forward(self, acting: Pass, pixels: Callable[[], Tensor], normed: Tensor) -> Any:
+        return self.head(self.features(normed, acting, pixels), acting)
+
+    def features(self, normed: Tensor, acting: Pass, pixels: Callable[[], Tensor]) -> Tensor:
+        """Return the (B, P + M, C) remaining tokens after the last norm: what the head reads. See `act`.
+
+        The P class and register tokens come first.
+        """
         vit = self.module
         if acting.reads_out:
             self.check(acting.actor.strategy)
@@ -138,15 +145,27 @@ class DeepViT:
         if acting.reads_out:
             patches = x[:, self.prefix :]
             x = torch.cat([acting.read_out(x[:, : self.prefix], patches), patches], dim=1)
-        x = vit.norm(x)
+        normalised: Tensor = vit.norm(x)
+        return normalised
+
+    def head(self, x: Tensor, acting: Pass, *, pre_logits: bool = False) -> Any:
+        """Return the output of the head for the tokens of `features` of the same pass.
+
+        Args:
+            x: (B, P + M, C) the tokens.
+            acting: the pass.
+            pre_logits: whether to return the pooled features that the output layer reads, (B, C) in most networks.
+        """
+        vit = self.module
         if acting.whole or vit.global_pool not in POOLS:
-            outputs = vit.forward_head(x)
+            outputs = vit.forward_head(x, pre_logits=pre_logits)
         else:
-            outputs = vit.head(vit.head_drop(vit.fc_norm(pool(vit, acting, x))))
-        if acting.learns:
+            outputs = vit.head_drop(vit.fc_norm(pool(vit, acting, x)))
+            outputs = outputs if pre_logits else vit.head(outputs)
+        if acting.learns and not pre_logits:
             logits = outputs if isinstance(outputs, Tensor) else outputs[0]  # distilled models return two in training
             patches = x[:, self.prefix :].to(acting.sizes.dtype)
-            acting.student = ModelOutputs(logits.to(normed.dtype), patches)
+            acting.student = ModelOutputs(logits.to(next(vit.parameters()).dtype), patches)
         return outputs
 
     def drop_head(self, pooling: Pooling) -> None:

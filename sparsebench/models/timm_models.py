@@ -117,7 +117,7 @@ class Dimensions(NamedTuple):
     Attributes:
         size: (height, width) of the images in pixels, from the position embeddings.
         channels: number of input channels.
-        classes: number of classes of the output layer.
+        classes: number of classes of the output layer; 0 without one.
     """
 
     size: tuple[int, int] | None = None
@@ -146,7 +146,7 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
     patches = state.get(PATCHES)
     if patches is None or patches.ndim != 4 or not _names_match(state, expected):
         return Dimensions()  # another architecture: loading the weights reports the error
-    dimensions = Dimensions(None, patches.shape[1], classes[0] if classes else None)
+    dimensions = Dimensions(None, patches.shape[1], classes[0] if classes else 0)
     if POSITIONS not in state or state[POSITIONS].ndim != 3:
         return dimensions
     prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
@@ -213,7 +213,7 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
         )
     # After the other names and shapes: weights of another architecture have another head too.
     if not (fits or fresh_head):
-        raise head_error(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
+        raise head_error(path.name, sizes[0] if sizes else 0, vit.num_classes)
     _check_numbers(state, expected, path.name)
     return state, fits
 
@@ -284,12 +284,19 @@ def _convert(weights: dict[str, Tensor], vit: Any, expected: Mapping[str, Tensor
         return weights  # match_weights reports what does not fit
 
 
-def head_error(owner: str, head: str, size: int) -> UserError:
-    """Return the error for weights whose head does not have the `size` classes of a test without training."""
-    return UserError(
-        f"{owner} has {head}, and the task, which trains nothing, has {size}",
-        next_step="give weights for these classes; for a head of ImageNet, name class folders as ImageNet does",
-    )
+def head_error(owner: str, classes: int, size: int) -> UserError:
+    """Return the error for weights whose head does not have the `size` classes of a test without training.
+
+    Args:
+        owner: what has the weights.
+        classes: number of classes of its head; 0 without a head.
+        size: number of classes of the task.
+    """
+    head = f"a head of {classes} classes" if classes else "no head"
+    step = "give weights for these classes; for a head of ImageNet, name class folders as ImageNet does"
+    if not classes:
+        step = "compare strategies by probes on its features, with --suite probe; or give weights with a head"
+    return UserError(f"{owner} has {head}, and the task, which trains nothing, has {size}", next_step=step)
 
 
 class Weights(NamedTuple):

@@ -195,7 +195,7 @@ class Timm(_Deep):
         from sparsebench.models.timm_models import published
 
         if self.pretrained:
-            return published(self.arch).num_classes or None
+            return published(self.arch).num_classes
         return None if self._dimensions is None else self._dimensions.classes
 
     def check_weights(self, task: Task, locations: Locations) -> str:
@@ -203,7 +203,10 @@ class Timm(_Deep):
         from sparsebench.models.timm_models import create_vit, cut_of, head_error, match_weights
 
         classes, canvas = task.known_classes(locations), _canvas(task)
-        vit = self._meta_network(task, 2 if classes is None else len(classes)).module
+        outputs = 2 if classes is None else len(classes)
+        if self.classes(locations) == 0 and not task.trains:  # the network is used for its features
+            outputs = 0
+        vit = self._meta_network(task, outputs).module
         owner, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
@@ -212,7 +215,7 @@ class Timm(_Deep):
         if self.pretrained:
             head = vit.pretrained_cfg["num_classes"]
             if task.reads_head and head != vit.num_classes:
-                raise head_error(owner, f"a head of {head} classes", vit.num_classes)
+                raise head_error(owner, head, vit.num_classes)
             create_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
         if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
             return ""

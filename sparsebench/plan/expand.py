@@ -136,7 +136,7 @@ def _variant(
     """
     entry = requested.entry
     model = bare.with_weights(places)
-    task = _fitted_task(task, model, entry, places)
+    task = _fitted_task(task, model, entry, places, for_pictures=request.single)
     where = _where(task, entry, request)
     contenders = _fitted_contenders(requested, task, model, where, suite, request, registry)
     if any(contender.budget.schedule == AUTO for contender in contenders):
@@ -162,8 +162,14 @@ def _variant(
     )
 
 
-def _fitted_task(task: Task, model: Model, entry: SuiteTask, places: Mapping[str, Path]) -> Task:
+def _fitted_task(task: Task, model: Model, entry: SuiteTask, places: Mapping[str, Path], *, for_pictures: bool) -> Task:
     """Return the task with the parameters that follow from the model.
+
+    Args:
+        task, model: the task and the model.
+        entry: the suite's entry of the task.
+        places: the places of files by their names in cells.
+        for_pictures: whether the network is not compared by its accuracy, so that it needs no head.
 
     Raises:
         UserError: task and model do not fit.
@@ -173,10 +179,15 @@ def _fitted_task(task: Task, model: Model, entry: SuiteTask, places: Mapping[str
         fitted = fitted.with_patch(model.patch_size())
         fitted.check()
     model.check(fitted)
-    if entry.tests_weights and not entry.is_probe:
-        _check_head(fitted, model, places)
     if task.reads_head:
         fitted = _with_classes(fitted, model, places)
+    if entry.is_probe:  # a head is not used
+        return fitted
+    has_no_head = model.classes(places) == 0
+    if has_no_head and for_pictures:
+        return fitted
+    if entry.tests_weights or (has_no_head and not task.trains):
+        _check_head(fitted, model, places)
     return fitted
 
 
@@ -317,7 +328,7 @@ def _starts(task: Task, request: Request, located: Located) -> list[dict[str, An
 def _with_classes(task: Task, model: Model, places: Mapping[str, Path]) -> Task:
     """Return the task with the classes of the model's head. An error names the file of the weights, if there is one."""
     try:
-        return task.with_classes(model.classes(places), places)
+        return task.with_classes(model.classes(places) or None, places)
     except UserError as error:
         weights = places.get(getattr(model, "weights", ""))
         if weights is None:
@@ -334,7 +345,7 @@ def _check_head(task: Task, model: Model, locations: Locations) -> None:
         return
     weights = getattr(model, "weights", "")
     owner = locations[weights].name if weights else f"model '{model.name}'"
-    raise head_error(owner, f"a head of {head} classes" if head else "no head", len(classes))
+    raise head_error(owner, head or 0, len(classes))
 
 
 def _check_varied(task: Task, entry: SuiteTask, varied: Mapping[str, Any]) -> None:

@@ -147,8 +147,13 @@ class Forecast:
 
         return sorted(jobs, key=place)
 
-    def time_left(self, workers: int, now: float = 0.0) -> float | None:
-        """Return the expected seconds until all cells are done, or None before a speed is known for each."""
+    def time_left(self, workers: int, now: float) -> float | None:
+        """Return the expected seconds until all cells are done, or None before a speed is known for each.
+
+        Args:
+            workers: number of workers.
+            now: the time in seconds since 1970, for the progress of running cells.
+        """
         lengths: dict[object, float | None] = {}  # jobs of one kind and cost have one length
         times: list[float] = []
         for cell_id, job in self.left.items():

@@ -200,7 +200,7 @@ class JobMaker:
 
         Returns:
             The cells that must be trained before, in order; the cell; and the one of them whose network the cell tests,
-            or None if it trains its own.
+            or None if it trains its own or has given weights.
         """
         task, model = variant.task, variant.model
         if variant.training is not None:  # a network of a suite: the cell tests or fine-tunes it
@@ -246,7 +246,7 @@ class JobMaker:
         return ResolvedCell(bare, task, model)
 
     def training_of(self, resolved: ResolvedCell) -> ResolvedCell | None:
-        """Return the cell whose trained network a cell tests, or None if the cell trains its own network.
+        """Return the cell whose trained network a cell tests, or None if it trains its own or has given weights.
 
         Cells share a network if their strategies act in the test only. There are two exceptions: on tokens, training
         takes less time than storing and reading weights; watching and early stopping test the strategy during training.

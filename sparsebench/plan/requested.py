@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,24 +60,34 @@ def _entries(
     A new entry trains networks if the request says on how many samples. Otherwise it tests the user's trained weights.
     In a suite of probes a new entry is a probe too, with the numbers of images and the budgets of the first entry.
     """
-    figures = sorted({entry.figure for entry in suite.task} - {""})
-    if strange := sorted(set(request.figures) - set(figures)):
-        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
-    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    of_suite = _entries_of_figures(suite, request.figures)
     retrained = [entry for entry in of_suite if entry.network and _trains_anew(entry, request, registry)]
-    if retrained and not request.tasks:  # a task that is named by --task is trained, and no longer the suite's
-        raise UserError(
-            f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in retrained)}",
-            got="--n-train" if request.n_train else "--model",
-            next_step="choose the task to train with --task",
-        )
     if not request.tasks:
-        yield from ((entry, {}) for entry in of_suite)
+        if retrained:
+            raise UserError(
+                f"suite '{suite.name}' only tests trained networks on {', '.join(entry.name for entry in retrained)}",
+                got="--n-train" if request.n_train else "--model",
+                next_step="choose the task to train with --task",
+            )
+        for entry in of_suite:
+            yield entry, {}
         return
     for spec in map(parse, request.tasks):
+        # A task that is retrained has a new entry, as that of the suite tests the suite's network.
         entries = [entry for entry in of_suite if entry.name == spec.name and entry not in retrained]
-        for entry in entries or [_new_entry(spec.name, suite, request, registry, has_weights)]:
-            yield from ((entry, params) for params in spec.combinations())
+        if not entries:
+            entries = [_new_entry(spec.name, suite, request, registry, has_weights)]
+        for entry in entries:
+            for params in spec.combinations():
+                yield entry, params
+
+
+def _entries_of_figures(suite: Suite, requested: Sequence[str]) -> list[SuiteTask]:
+    """Return the entries of a suite for the requested figures of a paper; all entries if none is requested."""
+    figures = sorted({entry.figure for entry in suite.task} - {""})
+    if strange := sorted(set(requested) - set(figures)):
+        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
+    return [entry for entry in suite.task if not requested or entry.figure in requested]
 
 
 def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, has_weights: bool) -> SuiteTask:

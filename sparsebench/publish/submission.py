@@ -178,15 +178,13 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
             the suite are missing; if no cell has a result; if the records are inconsistent; or if the submission
             already exists.
     """
-    records = store.read(out, needed=True)
+    opened = store.Store(out)
+    records = opened.records(needed=True)
     name = _strategy(records.values(), strategy)
     results = [record for record in records.values() if record.cell.strategy.name == name]
     origin = max((record.origin for record in results), key=repr)
-    entry = manifests.strategies(out).get((name, origin.revision))
-    if entry is None or (origin.plugin.startswith("file:") and not entry.source):
-        gap = "description" if entry is None else "source file"
-        raise UserError(f"{out} lacks the {gap} of strategy '{name}'", next_step=AGAIN)
-    suite = _suite(manifests.suites(out), results, out)
+    entry = _entry(opened, name, origin)
+    suite = _suite(manifests.suites(opened), results, out)
     selection = _selection(records, name, suite)
     notes = list(_notes(name, origin, selection))
 
@@ -196,10 +194,9 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         rows = table.table_of((record, 0) for record in selection)
-        table.write(part / RECORDS, rows, _sidecars(out, selection, suite))
+        table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
-        manifest = Manifest(strategy=name, plugin=origin, file=entry.file, records=files.content_hash(part / RECORDS))
-        files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
+        _write_manifest(part, name, origin, entry.file)
         verdict = verify(part)
         if verdict.wrong:
             raise UserError(
@@ -212,6 +209,15 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     verdict.folder = str(folder)
     verdict.notes = notes
     return verdict
+
+
+def _entry(opened: store.Store, name: str, origin: Origin) -> StrategyEntry:
+    """Return the description of the strategy to publish, with its source if the strategy comes from a file."""
+    entry = manifests.strategies(opened).get((name, origin.revision))
+    if entry is None or (origin.plugin.startswith("file:") and not entry.source):
+        gap = "description" if entry is None else "source file"
+        raise UserError(f"{opened.path} lacks the {gap} of strategy '{name}'", next_step=AGAIN)
+    return entry
 
 
 def _selection(records: Mapping[str, Record], name: str, suite: SuiteEntry) -> list[Record]:
@@ -234,18 +240,18 @@ def _selection(records: Mapping[str, Record], name: str, suite: SuiteEntry) -> l
     return list(selection.values())
 
 
-def _sidecars(out: Path, records: Collection[Record], suite: SuiteEntry) -> dict[str, str]:
+def _sidecars(opened: store.Store, records: Collection[Record], suite: SuiteEntry) -> dict[str, str]:
     """Return the texts that describe the records of a submission, by file name.
 
     They are the suite, the strategies without their source, the pictures that were left out, and the machines.
     """
     values: list[tuple[str, Value]] = [(manifests.SUITES, suite)]
-    strategies = manifests.strategies(out)
+    strategies = manifests.strategies(opened)
     used = {(record.cell.strategy.name, record.origin.revision) for record in records}
     for key in used & set(strategies):
         without_source = strategies[key].model_copy(update={"file": "", "source": {}, "data": {}})
         values.append((manifests.STRATEGIES, without_source))
-    for name, line in manifests.omissions(out):
+    for name, line in manifests.omissions(opened):
         values.append((manifests.FILES, FileEntry(name=name, left_out=line)))
 
     sidecars = {}
@@ -253,7 +259,7 @@ def _sidecars(out: Path, records: Collection[Record], suite: SuiteEntry) -> dict
         content = value.model_dump(mode="json")
         sidecars[f"{folder}/{digest(content)}.json"] = canonical(content)
     machines = {record.environment for record in records}
-    for path, text in store.sidecars(out, manifests.ENVIRONMENTS).items():
+    for path, text in opened.sidecars(manifests.ENVIRONMENTS).items():
         if Path(path).stem in machines:
             sidecars[path] = text
     return sidecars
@@ -265,6 +271,12 @@ def _write_plugin(folder: Path, entry: StrategyEntry) -> None:
         files.write_whole(folder / PLUGIN / path, text.encode())
     for path, text in entry.data.items():
         files.write_whole(folder / PLUGIN / path, base64.b64decode(text))
+
+
+def _write_manifest(folder: Path, name: str, origin: Origin, file: str) -> None:
+    """Write the manifest of a submission, whose records are written already."""
+    manifest = Manifest(strategy=name, plugin=origin, file=file, records=files.content_hash(folder / RECORDS))
+    files.write_whole(folder / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
 
 
 def _strategy(records: Collection[Record], choice: str | None) -> str:
@@ -365,9 +377,11 @@ def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
 
 def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     """Yield what is incomplete or inconsistent. Sets strategy, version and suite of the verdict."""
-    manifest, suites = manifest_of(folder), manifests.suites(folder)
-    verdict.strategy, plugin = plain(manifest.strategy), plugin_of(folder, manifest)
-    description = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
+    manifest = manifest_of(folder)
+    opened = store.Store(folder)
+    suites = manifests.suites(opened)
+    verdict.strategy = plain(manifest.strategy)
+    description = manifests.strategies(opened).get((manifest.strategy, manifest.plugin.revision))
     if len(suites) != 1 or description is None:
         raise UserError("it must describe one suite, and its strategy with the revision in the manifest")
     (suite,) = suites
@@ -378,22 +392,23 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
         yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
+    plugin = plugin_of(folder, manifest)
     if plugin is not None and file_revision(plugin, alone=True) != manifest.plugin.revision:
         beside = sum(path.is_file() for path in (folder / PLUGIN).rglob("*")) > 1
         name = f"'{PLUGIN}/{plain(manifest.file)}'{', or a file that it uses,' if beside else ''}"
         yield f"{name} is not the file of the run: its revision differs from {MANIFEST}"
-    yield from _record_faults(folder, manifest, suite, description, verdict)
+    yield from _record_faults(opened, manifest, suite, description, verdict)
 
 
 def _record_faults(
-    folder: Path, manifest: Manifest, suite: SuiteEntry, description: StrategyEntry, verdict: Verdict
+    opened: store.Store, manifest: Manifest, suite: SuiteEntry, description: StrategyEntry, verdict: Verdict
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission. Sets the number of records of the verdict."""
-    machines = {Path(name).stem for name in store.sidecars(folder, manifests.ENVIRONMENTS)} | {""}
+    machines = {Path(name).stem for name in opened.sidecars(manifests.ENVIRONMENTS)} | {""}
     settings, ids, starts, inits = set(suite.settings), set[str](), set[str](), set[str]()
     title = f"suite {verdict.suite}" if verdict.suite else "its cells without a suite"
     cells: list[Cell] = []
-    for record in read_records(folder):
+    for record in read_records(opened.path):
         verdict.records += 1
         cell, twice = record.cell, record.cell_id in ids
         fault = "has two records" if twice else "" if record.environment in machines else "has an unknown machine"

@@ -397,9 +397,11 @@ class Supervisor:
                 continue
 
             computing = self._computing(jobs, left)
-            if not computing:  # it ended between two cells
+            if not computing:
+                # The worker ended between two cells: none is at fault, and the next worker gets the rest.
                 continue
             if len(computing) > 1:
+                # Any of these cells may be at fault.
                 one_by_one = True
                 continue
             (job,) = computing

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,10 @@ class Context:
         return Samples(tensor, labels, mask, augmentation)
 
     def _make_room(self, inputs: np.ndarray) -> bool:
-        """Return whether inputs fit on the device. Images of earlier cells are dropped if this is needed."""
+        """Return whether inputs fit on the device. Images of earlier cells are dropped if this is needed.
+
+        On a CPU the answer for images is no: they stay in the pages of their file, and none are kept.
+        """
         is_images = inputs.ndim == 4
         if not is_images:  # tokens are small
             return True
@@ -190,8 +193,13 @@ class Prepared:
         return None if self.cell.where == "train" else self.actor
 
 
-def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
+def prepare(job: Job, registry: Registry, context: Context, *, head: bool = True) -> Prepared:
     """Draw the data of a job's cell and build its network.
+
+    Args:
+        job, registry, context: the job, the plugins, and the state of the process.
+        head: whether the network has an output layer for the classes of the data. Without one, its outputs are the
+            pooled features.
 
     Raises:
         StrategyError, UnsupportedError, UserError: the cell cannot be run.
@@ -204,7 +212,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     registry.check_revision(model, cell.model)
 
     data = _data(task, cell, context)
-    network = model.build(data, cell.repetition)
+    network = model.build(data if head else replace(data, classes=()), cell.repetition)
     start, outcome = _load_start(job, network, task, model, data, context)
     if cell.probe is not None:
         _prepare_for_probe(cell.probe, network, strategy)
@@ -222,7 +230,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     teacher = _teacher_of(network, strategy) if strategy.distils and start.head else None
     budget, choice = cell.budget, None
     if budget.schedule == AUTO:
-        budget, choice = choose_schedule(cell, strategy, network, train, task, context)
+        budget, choice = choose_schedule(cell, strategy, network, train, task, context, head=head)
     actor = _actor(cell, strategy, budget, network, task)
     return Prepared(cell, task, data, network, actor, choice, train, test, validation, start, teacher, outcome)
 
@@ -300,11 +308,19 @@ def _teacher_of(network: Network, strategy: Strategy) -> Any:
 
 
 def choose_schedule(
-    cell: Cell, strategy: Strategy, network: Network, train: Samples, task: Task, context: Context
+    cell: Cell,
+    strategy: Strategy,
+    network: Network,
+    train: Samples,
+    task: Task,
+    context: Context,
+    *,
+    head: bool = True,
 ) -> tuple[Budget, ScheduleChoice]:
     """Choose the schedule of a strategy on training images, or on those of `Task.schedule_images`.
 
-    The images and the strategy's random numbers are drawn for this purpose, independently of the test.
+    The images and the strategy's random numbers are drawn for this purpose, independently of the test. `head` is as in
+    `prepare`.
 
     Raises:
         UnsupportedError: there are no training images.
@@ -329,7 +345,7 @@ def choose_schedule(
         samples,
         rows,
         stream=seeds.seed_of(*dimensions, strategy.name),
-        classifies=task.recipe().loss == "cross-entropy" and cell.probe is None,
+        classifies=head and cell.probe is None and task.recipe().loss == "cross-entropy",
         source=source,
     )
     return chosen.budget, chosen.choice

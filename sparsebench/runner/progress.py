@@ -346,7 +346,7 @@ class Progress(Callbacks):
                 again = f"; {failed} of them failed, --rerun failed tries them again"
             click.echo(f"{stored}{again if failed else ''}", err=True)
             return
-        seconds = plan.forecast.time_left(workers)
+        seconds = plan.forecast.time_left(workers, time.time())
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker process{'' if workers == 1 else 'es'}"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)

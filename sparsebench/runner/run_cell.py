@@ -143,18 +143,27 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
                 ready[job.cell.id] = prepared
                 by_trainer[trainer].append((job.cell.id, training))
     context.on_progress(list(ready), 0.0)
-    outcomes = dict[str, dict[str, float] | DivergedError]()
+
+    outcomes: dict[str, dict[str, float] | DivergedError] = {}
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
         for cell_id, training in pairs:
-            if isinstance(training.failure, DivergedError):
-                outcomes[cell_id] = training.failure
-            elif training.failure is None and training.finished:
-                outcomes[cell_id] = training.outcome()
+            outcome = _outcome_of(training)
+            if outcome is not None:
+                outcomes[cell_id] = outcome
     if context.alone:
         torch.cuda.synchronize(device)  # raises if the device is lost: the worker ends, and cells are tried alone
     seconds_each = (time.perf_counter() - begun) / len(jobs)
     return {cell_id: (ready[cell_id], outcome, seconds_each) for cell_id, outcome in outcomes.items()}
+
+
+def _outcome_of(training: Training) -> dict[str, float] | DivergedError | None:
+    """Return the outcome of a training beside others, or its error if it diverged; None if it must be trained alone."""
+    if isinstance(training.failure, DivergedError):
+        return training.failure
+    if training.failure is not None or not training.finished:
+        return None
+    return training.outcome()
 
 
 def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
@@ -568,14 +577,23 @@ def _add_passes(
     result.add("parameters", sum(weight.numel() for weight in network.module.parameters()), 1)
     if prepared.task.inputs == "images":
         _add_timing(result, network, prepared.in_test, prepared.test, passes, fewest)
-    if batch or first > passes.batch:
-        halved = f"; the device had no memory for {first}" if first > passes.batch else ""
-        result.notes["test_batch"] = f"{passes.batch}{halved}"
+    was_halved = passes.batch < first
+    if batch or was_halved:
+        why = f"; the device had no memory for {first}" if was_halved else ""
+        result.notes["test_batch"] = f"{passes.batch}{why}"
+    result.notes |= _notes_on_network(prepared)
+
+
+def _notes_on_network(prepared: Prepared) -> dict[str, str]:
+    """Return notes on the tested network: the weights it started from, and the attention that the strategy reads."""
+    notes: dict[str, str] = {}
     if prepared.start.name:
-        result.notes["initial_weights"] = prepared.start.name
+        notes["initial_weights"] = prepared.start.name
+    network = prepared.network
     scoring = "" if prepared.actor is None else network.cost.scoring(prepared.actor.requires)
     if scoring:
-        result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+        notes["attention"] = "received" if scoring == "received" else network.attention_source
+    return notes
 
 
 def _check_weights_are_finite(prepared: Prepared) -> None:

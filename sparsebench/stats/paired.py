@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import bdtr, ndtr, stdtr, stdtrit
@@ -324,6 +325,40 @@ def _have_same_items(left: Results, right: Results, seeds: Sequence[int]) -> boo
     return True
 
 
+class _SeedItems(NamedTuple):
+    """What the items of one seed say about the differences of two blocks of a and b strategies.
+
+    Attributes:
+        variance: (a, b) variances of the mean difference, see `item_variance`.
+        squares: (a, b) sums over clusters of the squared differences.
+        totals: (a, b) sums over clusters of the differences.
+        n_clusters: number of clusters.
+        are_correct: whether each cluster is an item, and each score says whether its prediction is correct.
+    """
+
+    variance: np.ndarray
+    squares: np.ndarray
+    totals: np.ndarray
+    n_clusters: int
+    are_correct: bool
+
+
+def _items_of_seed(left: _Block, right: _Block, seed: int, cluster_numbers: np.ndarray | None) -> _SeedItems:
+    """Return what the items of a seed say; for `cluster_numbers` see `_Block.sums`."""
+    left_sums = left.sums(seed, cluster_numbers)
+    right_sums = right.sums(seed, cluster_numbers)
+    cluster_sizes = left.cluster_sizes(seed, cluster_numbers)
+    squares = squared_differences(left_sums, right_sums)
+    return _SeedItems(
+        variance=item_variance(left_sums, right_sums, cluster_sizes, squares),
+        squares=squares,
+        totals=left_sums.sum(axis=1)[:, None] - right_sums.sum(axis=1),
+        n_clusters=len(cluster_sizes),
+        # Sums of booleans are in single precision.
+        are_correct=cluster_numbers is None and left_sums.dtype != float and right_sums.dtype != float,
+    )
+
+
 def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]) -> None:
     """Add the parts that items explain to the comparisons of two blocks with the same items.
 
@@ -331,35 +366,26 @@ def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]
     it. Both are equal if no two seeds share a cluster.
     """
     numbers = _cluster_numbers(left.example if right.example.clusters is None else right.example, seeds)
-    separate = np.zeros(result.shape)
-    squares = np.zeros(result.shape)
-    totals = np.zeros(result.shape)
-    are_counts = not numbers
-    n_clusters = 0
-    for place, seed in enumerate(seeds):
-        of_seed = numbers[place] if numbers else None
-        left_sums = left.sums(seed, of_seed)
-        right_sums = right.sums(seed, of_seed)
-        cluster_sizes = left.cluster_sizes(seed, of_seed)
-        square = squared_differences(left_sums, right_sums)
-        separate += item_variance(left_sums, right_sums, cluster_sizes, square) / len(seeds) ** 2
-        squares += square
-        totals += left_sums.sum(axis=1)[:, None] - right_sums.sum(axis=1)
-        are_counts = are_counts and left_sums.dtype != float and right_sums.dtype != float  # sums of booleans
-        n_clusters += len(cluster_sizes)
+    parts = [
+        _items_of_seed(left, right, seed, cluster_numbers)
+        for seed, cluster_numbers in zip(seeds, numbers or [None] * len(seeds), strict=True)
+    ]
+    nothing = np.zeros(result.shape)
+    separate = sum((part.variance / len(seeds) ** 2 for part in parts), start=nothing)
 
     result["separate"] = separate
     result["joint"] = separate
-    result["clusters"] = n_clusters
+    result["clusters"] = sum(part.n_clusters for part in parts)
     result["n_items"] = max(len(left.example.hits[seed][1]) for seed in seeds)
     if numbers:
         _add_joint(result, left, right, seeds, numbers)
 
-    if are_counts:
-        # Of booleans, the squares count the items that only one gets right, and the totals are their difference.
-        only_left = (squares + totals) / 2
-        only_right = (squares - totals) / 2
-        result["p_items"] = mcnemar(only_left, only_right)
+    if all(part.are_correct for part in parts):
+        # The squares count the items that only one of both gets right. The totals are those of the left minus those of
+        # the right.
+        either = sum((part.squares for part in parts), start=nothing)
+        difference = sum((part.totals for part in parts), start=nothing)
+        result["p_items"] = mcnemar((either + difference) / 2, (either - difference) / 2)
     else:
         variance = result["joint"] if len(seeds) > 1 else _lone_variance(result)
         result["p_items"] = student(result["mean"], variance, result["clusters"] - 1)
@@ -422,45 +448,54 @@ def _cluster_numbers(strategy: Results, seeds: Sequence[int]) -> list[np.ndarray
 
 
 def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
-    """Return the comparisons with intervals and p-values: from seeds and items, never narrower than from items alone.
+    """Return the comparisons with intervals and p-values.
 
-    With `lone`, only one seed in all, they are from items.
+    The variance of a mean difference has two parts: one of the seeds, and one of the items that seeds share. Errors and
+    intervals are from both, or from items alone where these are wider. With `lone`, only one seed in all, intervals are
+    from items.
     """
     S = result["n_seeds"]
+    mean = result["mean"]
     freedom_of_items = result["clusters"] - 1
+
+    # Pairs pool what seeds vary beyond their items: one factor, unless it is unknown for a pair. Such a pair has only
+    # the variance over its own seeds.
     interaction, main = item_parts(result["separate"], result["joint"], S)
     factor, freedom_of_factor = overdispersion(result["between"], interaction, S, result["n_items"])
     is_unpooled = np.isnan(factor)
-    seed_part = (
-        np.where(is_unpooled, result["between"], factor * interaction),
-        np.where(is_unpooled, S - 1.0, freedom_of_factor),
-    )
-    variance, freedom = satterthwaite(seed_part, optional(main, freedom_of_items))
+    seed_variance = np.where(is_unpooled, result["between"], factor * interaction)
+    seed_freedom = np.where(is_unpooled, S - 1.0, freedom_of_factor)
+    variance, freedom = satterthwaite((seed_variance, seed_freedom), optional(main, freedom_of_items))
 
     # Far in the tail Satterthwaite's approximation gives too small p-values for pairs that are not pooled.
-    p_seeds = student(result["mean"], variance, freedom)
-    p_seeds = np.where(is_unpooled, np.fmax(p_seeds, student(result["mean"], *seed_part)), p_seeds)
+    p_seeds = student(mean, variance, freedom)
+    p_of_own_seeds = student(mean, seed_variance, seed_freedom)
+    p_seeds = np.where(is_unpooled, np.fmax(p_seeds, p_of_own_seeds), p_seeds)
 
     half_by_both = student_half(variance, freedom)
     half_by_items = student_half(result["joint"], freedom_of_items)
     with np.errstate(invalid="ignore"):
-        by_items = np.isnan(half_by_both) | (half_by_items > half_by_both)
-    half_of_single = np.full_like(half_by_both, np.nan)
-    if lone:
-        half_of_single = student_half(_lone_variance(result), freedom_of_items)
-        of_itself = np.where(np.isnan(np.diag(half_of_single)), np.nan, 0.0)
-        np.fill_diagonal(half_of_single, of_itself)  # the difference of a strategy to itself is exactly 0
+        are_items_wider = np.isnan(half_by_both) | (half_by_items > half_by_both)
+    half_of_single = _half_of_single(result) if lone else np.nan
     return Pairs(
-        mean=result["mean"],
+        mean=mean,
         half=np.where(S > 1, np.fmax(half_by_both, half_by_items), half_of_single),
-        error=np.sqrt(np.where(by_items, result["joint"], variance)),
-        freedom=np.where(by_items, freedom_of_items, freedom),
+        error=np.sqrt(np.where(are_items_wider, result["joint"], variance)),
+        freedom=np.where(are_items_wider, freedom_of_items, freedom),
         overdispersion=factor,
         p_items=result["p_items"],
         p_seeds=p_seeds,
         n_seeds=S.astype(int),
         accuracy=accuracy,
     )
+
+
+def _half_of_single(result: np.ndarray) -> np.ndarray:
+    """Return (R, R) half widths of the 95 % intervals of differences on one network; 0 of a strategy to itself."""
+    half = student_half(_lone_variance(result), result["clusters"] - 1)
+    of_itself = np.where(np.isnan(np.diag(half)), np.nan, 0.0)
+    np.fill_diagonal(half, of_itself)
+    return half
 
 
 def _lone_variance(result: np.ndarray) -> np.ndarray:

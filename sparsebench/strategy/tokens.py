@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -213,3 +213,25 @@ def membership_after(plan: Keep | Merge, token: Tensor, count: int) -> Tensor:
         new = new.scatter(1, plan.index % (count + 1), torch.arange(M, device=new.device).expand(B, M))[:, :count]
     none = new.new_full((len(new), 1), -1)
     return torch.cat([new, none], dim=1).gather(1, token % (count + 1))
+
+
+def patch_weights_after(plan: Plan, weights: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, M, K), the weights of the K input patches in each new token. Rows sum to 1, those of padding to 0.
+
+    They are the absolute weights with which the plan combines the tokens.
+
+    Args:
+        plan: what happens to the old tokens; neither a `Mix` nor a `Mask` with new values.
+        weights: (B, N, K), the weights of the input patches in each old token.
+        sizes: (B, N), the sizes of the old tokens.
+    """
+    if isinstance(plan, Mask | Shift | Rest):
+        return weights
+    if isinstance(plan, Merge) and plan.weight is not None:
+        plan = replace(plan, weight=plan.weight.abs())
+    if isinstance(plan, Keep) and plan.fuse is not None:
+        plan = replace(plan, fuse=plan.fuse.abs())
+    new = apply(plan, weights, sizes)
+    if isinstance(plan, Padded):
+        new = new * (plan.index >= 0)[:, :, None]
+    return new / new.sum(dim=2, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny)

@@ -82,11 +82,11 @@ def choose(
     proposed = candidates(budget, strategy.traits(), network.cost)
     measured = [np.empty(0)] * len(proposed)
     if len(proposed) > 1:
-        dense = _outputs(network, None, samples, rows)
+        dense = outputs_in_test(network, None, samples, rows)
 
         def outputs_with(index: int, part: Tensor) -> np.ndarray:
             actor = Actor(strategy, proposed[index].schedule.budget, network.cost, network.grid, stream)
-            return _outputs(network, actor, samples, part)
+            return outputs_in_test(network, actor, samples, part)
 
         few = [outputs_with(index, rows[:FEW]) for index in range(len(proposed))]
         measured = [distances(dense[:FEW], outputs, classifies) for outputs in few]
@@ -145,8 +145,8 @@ def _described(candidate: Candidate, measured: np.ndarray) -> ScheduleCandidate:
 
 
 @torch.no_grad()
-def _outputs(network: Network, actor: Actor | None, samples: Samples, rows: Tensor) -> np.ndarray:
-    """Return the (n, classes) or (n, features) outputs for these samples, as float64."""
+def outputs_in_test(network: Network, actor: Actor | None, samples: Samples, rows: Tensor) -> np.ndarray:
+    """Return the (n, classes) or (n, features) outputs in evaluation mode for these (n,) samples, as float64."""
     network.module.eval()
 
     def work(batch: int) -> np.ndarray:

@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 
 import sparsebench
+from sparsebench.board.board import gather
+from sparsebench.board.picture import draw
 
 SUITE = """
 name = "choices"
@@ -24,7 +26,17 @@ network = "networks"
 params = {test = 40}
 budgets = [{macs = 0.5, schedule = "auto"}, {macs = 0.4, schedule = "auto"}]
 n_train = [256]
+
+[[task]]
+name = "spurious"
+track = "frozen"
+network = "networks"
+params = {test = 40}
+budgets = [{macs = 0.5, schedule = "auto"}, {macs = 0.28, schedule = "auto"}]
+each_schedule_at = 0.5
+n_train = [256]
 """
+CHOSEN = ["macs 0.5 auto", "macs 0.4 auto"]
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +49,21 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Path]
     return sparsebench.run(plugins=("tome", "attn_topk", "patch_variance"), suite=str(suite), out=out, jobs=0), out
 
 
-def test_a_published_schedule_is_shown_beside_the_chosen_one_and_not_ranked(board: tuple[pd.DataFrame, Path]) -> None:
-    rows = board[0].set_index(["strategy", "budget"])
-    assert set(rows.loc["tome"].index) == {"macs 0.5", "macs 0.4", "macs 0.5 auto", "macs 0.4 auto"}
-    assert set(rows.loc["attn_topk"].index) == {"macs 0.5 auto", "macs 0.4 auto"}
+def accuracies(board: tuple[pd.DataFrame, Path]) -> pd.DataFrame:
+    """The rows with an accuracy, that of the composite task, by strategy and budget."""
+    rows = board[0]
+    return rows[rows["accuracy"].notna()].set_index(["strategy", "budget"])
+
+
+def test_a_default_schedule_is_shown_beside_the_chosen_one_and_not_ranked(board: tuple[pd.DataFrame, Path]) -> None:
+    rows = accuracies(board)
+    assert set(rows.loc["tome"].index) == {"macs 0.5", "macs 0.4", *CHOSEN}
+    assert set(rows.loc["attn_topk"].index) == set(CHOSEN)
     assert rows.loc["tome"].loc[["macs 0.5", "macs 0.4"], "rank_low"].isna().all()
-    assert rows.loc["tome"].loc[["macs 0.5 auto", "macs 0.4 auto"], "rank_low"].notna().all()
+    assert rows.loc["tome"].loc[CHOSEN, "rank_low"].notna().all()
     assert rows.loc["patch_variance", "rank_low"].notna().all()
     text = (board[1] / "leaderboard.md").read_text()
-    assert "tome, default schedule" in text and "tome: also with the default schedule" in text
+    assert "tome, default schedule" in text and "tome: also with other schedules" in text
 
 
 def test_each_chosen_schedule_has_its_counts(board: tuple[pd.DataFrame, Path]) -> None:
@@ -55,10 +73,39 @@ def test_each_chosen_schedule_has_its_counts(board: tuple[pd.DataFrame, Path]) -
         assert not isinstance(text, str) or "after block" in text
 
 
-def test_random_tokens_inside_choose_their_schedule_too(board: tuple[pd.DataFrame, Path]) -> None:
-    rows = board[0].set_index(["strategy", "budget"])
-    assert set(rows.loc["random_inside"].index) == {"macs 0.5 auto", "macs 0.4 auto"}
-    for macs in ("0.5", "0.4"):
-        difference = rows.loc[("attn_topk", f"macs {macs} auto"), "random_delta"]
-        reference = rows.loc[("random_inside", f"macs {macs} auto"), "accuracy"]
-        assert difference == pytest.approx(rows.loc[("attn_topk", f"macs {macs} auto"), "accuracy"] - reference)
+def test_rows_are_compared_with_random_tokens_at_their_site_which_choose_their_schedule_too(
+    board: tuple[pd.DataFrame, Path],
+) -> None:
+    rows = accuracies(board)
+    assert set(rows.loc["random_inside"].index) == set(CHOSEN)
+    pairs = [(("attn_topk", budget), ("random_inside", budget)) for budget in CHOSEN] + [
+        (("patch_variance", budget), ("random", budget)) for budget in ("macs 0.5", "macs 0.4")
+    ]
+    for row, reference in pairs:
+        difference = rows.loc[row, "accuracy"] - rows.loc[reference, "accuracy"]
+        assert rows.loc[row, "random_delta"] == pytest.approx(difference)
+
+
+def test_the_gap_at_one_budget_has_its_range_over_schedules(board: tuple[pd.DataFrame, Path]) -> None:
+    gaps = board[0].dropna(subset="aligned_gap_reduction").set_index("strategy")
+    at_half = gaps[gaps["budget.macs"] == 0.5]
+    assert len(at_half.loc["attn_topk"]) >= 4 and len(at_half.loc[["patch_variance"]]) == 1
+
+    text = (board[1] / "leaderboard.md").read_text()
+    table = text[text.index("Spurious correlations") :]
+    for name in ("attn_topk", "random_inside"):
+        line = next(line for line in table.splitlines() if line.startswith(f"| {name} "))
+        reductions = 100 * at_half.loc[name, "aligned_gap_reduction"]
+        assert f"{reductions.min():+.1f} to {reductions.max():+.1f}" in line
+
+
+def test_the_picture_of_gaps_shows_them_over_budgets(board: tuple[pd.DataFrame, Path]) -> None:
+    figure = draw(gather(board[1]), "gap")
+    worst, gap = figure.axes
+    lines = {line.get_label(): line for line in gap.get_lines()}
+    rows = board[0].dropna(subset="aligned_gap").set_index(["strategy", "budget"])
+    expected = [
+        rows.loc[key, "aligned_gap"] for key in (("dense", "macs 1"), ("oracle", "macs 0.5"), ("oracle", "macs 0.28"))
+    ]
+    assert lines["oracle"].get_ydata() == pytest.approx([100 * value for value in expected])
+    assert len(worst.get_lines()) == len(gap.get_lines())

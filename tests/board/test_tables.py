@@ -220,7 +220,7 @@ def test_every_column_of_a_published_board_is_described() -> None:
     assert set(table.columns) == set(table.attrs) and all(table.attrs.values())
     assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30
     lowest = table[table["macs_at_2_at_most"]]
-    assert set(lowest["strategy"]) == {"oracle"} and lowest["macs_at_2"].round(3).unique().tolist() == [0.406]
+    assert set(lowest["strategy"]) == {"attn_topk", "oracle"} and set(lowest["macs_at_2"].round(3)) == {0.299, 0.302}
     nothing = frame(pd.DataFrame([dict.fromkeys(COLUMNS)]), columns.ALWAYS_SHOWN)
     numbers = [key for column in columns.ALWAYS_SHOWN if column.shown != "text" for key in column.keys]
     assert all(pd.api.types.is_numeric_dtype(nothing[key]) for key in numbers)

@@ -309,6 +309,8 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
           for channels, allowed in ((1, "1"), (4, "1 or 4")) for name in ("mean", "std")),
         (partial(vit, in_chans=4), "fisher_mask:macs=.7", {"images": pixels(8), "labels": torch.arange(8) % 5},
          r"got \(8, 3, 32, 32\).*; allowed: \(n, 4, 32, 32\)"),
+        (partial(vit, num_classes=0), "fisher_mask:macs=.7", {"images": pixels(8), "labels": torch.zeros(8).long()},
+         "'fisher_mask' looks at labels, and the network has no head"),
         (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "does not read it .global_pool=avg"),
     ],
 )  # fmt: skip

@@ -78,12 +78,11 @@ def test_what_is_listed_of_files_is_what_is_tested_here():
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
 
 
-def run_onnx(file, x):
+def run_onnx(file, x, output="logits"):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    (pixels,) = session.get_inputs()
-    return torch.from_numpy(session.run(None, {pixels.name: x.numpy()})[0])
+    return torch.from_numpy(session.run([output], {"pixels": x.numpy()})[0])
 
 
 ROTARY = ("DINOv3", "EVA-02", "PE", "SigLIP")
@@ -120,6 +119,15 @@ def test_equal_scores_are_decided_as_in_the_benchmark(tmp_path):
 
     sparse, x = sparsebench.apply(vit(depth=2), Alike, keep_rate=0.5), torch.randn(1, 3, 32, 32)
     close(run_onnx(sparse.export(tmp_path / "sparse.onnx"), x), sparse(x), atol=1e-4)
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_a_file_of_a_network_without_a_head_gives_features(tmp_path):
+    sparse, x = sparsebench.apply(vit(depth=2, num_classes=0), "tome:per_block=3"), torch.randn(2, 3, 32, 32)
+    close(run_onnx(sparse.export(tmp_path / "sparse.onnx", batch=2), x, "features"), sparse(x), atol=1e-4)
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(tmp_path, monkeypatch):

@@ -352,7 +352,7 @@ def two(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def cells(files: Files, out: Path, *plugins: str, **options: Any) -> list[Cell]:
-    options = {"suite": "imagenet", "tasks": (), "plugins": plugins} | options
+    options = {"suite": "imagenet", "tasks": ("folder:choose_on=test",), "plugins": plugins} | options
     return [job.cell for job in planned(out, files, **options).jobs]
 
 
@@ -387,7 +387,7 @@ def test_each_folder_of_pictures_is_a_test_of_its_own(two: Files, tmp_path: Path
         (tmp_path / "other" / name).mkdir(parents=True)
         Image.new("RGB", (40, 30), "green").save(tmp_path / "other" / name / "one.png")
     several = Files((*two.images, f"folder:{tmp_path / 'other'}", *two.images), weights=two.weights)
-    every = cells(several, tmp_path / "out", tasks=("folder:among=folders",))
+    every = cells(several, tmp_path / "out", tasks=("folder:among=folders,choose_on=test",))
     sets = [cell.task.params["images"] for cell in every]
     assert len(set(sets)) == 2 and {sets.count(name) for name in sets} == {2 * 13}, "a folder given twice is one"
     assert {cell.task.params["among"] for cell in every} == {"folders"}

@@ -1,6 +1,7 @@
 """From a run's folder to a submission: what is in it, and what is refused."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_a_submission_has_the_baselines_and_their_starts(out: Path, sound: Path,
     assert (one["badge"], one["strategy"], one["notes"], one["why"]) == ("reported", "norm", [], [])
     found = call("verify", tmp_path / "to")
     assert found.exit_code == 0 and ": reported: complete and consistent; nobody has run it again\n" in found.stdout
+
+
+def test_submit_opens_each_sealed_file_of_the_run_twice_at_most(
+    out: Path, tmp_path: Path, open_counts: Counter[str]
+) -> None:
+    submit(out, tmp_path)
+    sealed = store.sealed_files(out)
+    assert sealed and {open_counts[str(path)] for path in sealed} <= {1, 2}
 
 
 def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tmp_path: Path) -> None:

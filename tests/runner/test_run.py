@@ -2,9 +2,8 @@
 
 import json
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,32 +84,18 @@ def test_a_resumed_run_expands_its_suite_once_and_decides_the_device_once(
     assert calls == {"variants_of": 1, "resolve_device": 1}
 
 
-@pytest.fixture
-def opened() -> Iterator[Counter[str]]:
-    """Count how often this process opens each file. The hook stays, as Python removes none, but counts no more."""
-    counts, on = Counter[str](), True
-
-    def count(event: str, arguments: tuple[Any, ...]) -> None:
-        if on and event == "open":
-            counts[str(arguments[0])] += 1
-
-    sys.addaudithook(count)
-    yield counts
-    on = False
-
-
 def test_a_resumed_run_opens_each_sealed_file_twice_at_most_and_its_suite_once(
-    tmp_path: Path, opened: Counter[str]
+    tmp_path: Path, open_counts: Counter[str]
 ) -> None:
     out, suite = tmp_path / "out", shutil.copy(TINY, tmp_path / "tiny.toml")
     options: dict[str, Any] = {"suite": str(suite), "seeds": 1, "n_train": 4, "device": "cpu", "jobs": 0}
     runs.run_missing(*values_of({**options, "shard": "0/2"}), Registry(), out)
     for _ in range(2):  # first the other shard is run, then nothing
-        opened.clear()
+        open_counts.clear()
         sparsebench.run((), out=out, **options)
         sealed = store.sealed_files(out)
-        assert len(sealed) == 2 and opened[str(suite)] == 1
-        assert {opened[str(path)] for path in sealed} <= {1, 2}
+        assert len(sealed) == 2 and open_counts[str(suite)] == 1
+        assert {open_counts[str(path)] for path in sealed} <= {1, 2}
 
 
 def test_failures_or_all_are_run_again_when_asked_for(again: Callable[..., Plan]) -> None:

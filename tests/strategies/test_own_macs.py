@@ -43,7 +43,7 @@ def counted(strategy, network, inputs, rate, **budget):
 
 
 COUNTED = (
-    "tome", "tofu", "pitome", "mctf", "atc", "diffrate", "diffrate:merged=1.0", "zero_tprune:iterations=7+3+2", "tps",
+    "tome", "tome_cis", "tofu", "pitome", "mctf", "atc", "diffrate", "diffrate:merged=1.0", "zero_tprune:iterations=7+3+2", "tps",
     "dynamic_vit", "dynamic_vit:disposal=squeeze", "value_norm:disposal=merge", "divprune", "dpp", "vid_tldr", "ppt",
     "ppt:threshold=0.0", "perturbation:draws=2", "vision_zip:contextual=0.3", "vis_pruner:step=2", "pru_merge",
     "patch_merger", "sit", "token_learner:hidden=7", "sinkhorn:epsilon=0.1,iterations=7", "tnt",

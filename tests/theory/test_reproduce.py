@@ -155,7 +155,7 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path, 
     told = []
 
     def begin(plan, workers):
-        told.append((len(plan.todo), len(plan.jobs), workers, plan.forecast.time_left(1)))
+        told.append((len(plan.todo), len(plan.jobs), workers, plan.forecast.time_left(1, now=0.0)))
         told.extend(theory.PAPER.seconds(job) for job in plan.todo)
 
     for _ in range(2):

@@ -6,8 +6,9 @@ import hashlib
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -266,14 +267,24 @@ def listing(root: Path) -> Contents:
             elif not name.startswith("."):
                 (links if os.path.islink(path) else names).append(within + name)
 
-    # Links come after the files, so that a picture has the name of its file, if that is in the folder too.
-    targets = {os.path.realpath(root / name) for name in names} if links else set[str]()
-    for name in sorted(links):
-        real = os.path.realpath(root / name)
-        (others[AGAIN] if real in targets else names).append(name)
-        targets.add(real)
+    repeated = _repeated_links(root, names, links) if links else set[str]()
+    names += [link for link in links if link not in repeated]
+    if repeated:
+        others[AGAIN] += repeated
     sorted_others = {reason: sorted(paths) for reason, paths in sorted(others.items())}
     return Contents(root, dict.fromkeys(sorted(names), ""), others=sorted_others)
+
+
+def _repeated_links(root: Path, names: Sequence[str], links: Sequence[str]) -> set[str]:
+    """Return the links to pictures that the folder has under another name: as a file, or by an earlier link."""
+    seen = {os.path.realpath(root / name) for name in names}
+    repeated = set()
+    for link in sorted(links):
+        target = os.path.realpath(root / link)
+        if target in seen:
+            repeated.add(link)
+        seen.add(target)
+    return repeated
 
 
 def _why_no_picture(path: str) -> str:
@@ -359,12 +370,28 @@ def _check_spelling(root: Path, classes: Sequence[str]) -> None:
 
 _contents: dict[str, Contents] = {}
 """The folders that this process has read, by fingerprint."""
+_quick_check: ContextVar[bool] = ContextVar("quick_check", default=False)
+
+
+@contextmanager
+def quick_check() -> Iterator[None]:
+    """Within the context, pictures are not read again if size, time and inode are those of an earlier reading.
+
+    This is for dry runs alone: an edit may keep all three, so no result may rest on them.
+    """
+    token = _quick_check.set(True)
+    try:
+        yield
+    finally:
+        _quick_check.reset(token)
 
 
 def contents(
     listed: Contents, tables: Sequence[str] = (), skip_bad: bool = False, belongs: Callable[[str], object] = bool
 ) -> Contents:
     """Read and hash all pictures of a folder; return its contents, and store them in the cache for other processes.
+
+    Within `quick_check`, pictures that seem unchanged are not read.
 
     Args:
         listed: the folder, from `listing`.
@@ -382,7 +409,7 @@ def contents(
     about, others = {name: sha256_of(root / name) for name in tables}, dict(listed.others)
     if loose := [name for name in names if not belongs(name)]:
         others["pictures in no class folder"] = loose
-    hashed, left_out = _outcomes(names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
+    hashed, left_out = _hashes(root, names)
     folder = Contents(root, hashed, about, left_out, others)
     if skip_bad or left_out:
         left_out |= _undecodable(folder)
@@ -394,6 +421,34 @@ def contents(
     cache.keep_about(folder.fingerprint, [folder.pictures, folder.tables, folder.left_out])
     _contents[folder.fingerprint] = folder
     return folder
+
+
+def _hashes(root: Path, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the SHA-256 of each picture, and the reasons of those that cannot be read.
+
+    The cache keeps each hash with the state of its file, for dry runs; see `quick_check`.
+    """
+    # The state is from before the reading: if the file changes meanwhile, it has another state afterwards.
+    states = {name: _state(root, name) for name in names}
+    file = f"states-{hashlib.sha256(os.fsencode(os.path.abspath(root))).hexdigest()[:DIGITS]}"
+    earlier = cache.read_about(file) if _quick_check.get() else None
+    by_state = earlier if isinstance(earlier, dict) else {}
+
+    unknown = [name for name in names if states[name] not in by_state]
+    hashes, bad = _outcomes(unknown, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
+    by_state = by_state | {states[name]: sha256 for name, sha256 in hashes.items()}
+    in_order = {name: by_state[states[name]] for name in names if name not in bad}
+    if unknown:
+        cache.keep_about(file, {states[name]: sha256 for name, sha256 in in_order.items()})
+    return in_order, bad
+
+
+def _state(root: Path, name: str) -> str:
+    """Return path, size, time and inode of a picture in one text; without a file, only its path."""
+    with suppress(OSError):
+        stat = os.stat(root / name)
+        return f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}"
+    return name
 
 
 def _undecodable(folder: Contents) -> dict[str, str]:
