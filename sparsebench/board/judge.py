@@ -356,6 +356,11 @@ def _rank(
     for name, delta, references in by_reference:
         _compare(rows, measured.index, all_pairs, may_have_mark, name=name, delta=delta, references=references)
 
+    if probes.PART in parts:
+        places_of_random = _places_of_random(measured)
+        random_of = {measured.index[row]: measured.index[random] for row, random in places_of_random.items()}
+        rows = probes.add_random(rows, parts[probes.PART], random_of)
+
     ranked_places = np.flatnonzero(may_have_rank)
     ranked = measured.index[ranked_places]
     pairs = all_pairs.among(ranked_places.tolist())

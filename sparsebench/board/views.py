@@ -183,10 +183,10 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
             title = ", ".join(filter(None, ("All strategies" if whole else "", title)))
             tables += _of_curves(ranking, ranking.curves, judged, title)
     several = judged.over_budgets is not None
-    tables += _of_probes(judged)
     if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
+    tables += _of_probes(judged)
     return Report(tables, Table(dicts(judged.rows), judged.columns), notes)
 
 
@@ -320,11 +320,14 @@ def _of_probes(judged: Leaderboard) -> list[Table]:
         every = probes.in_order_of_table(ranking.every)
         rows = dicts(every.assign(entry=every.index))
         about_task = f"task {comparison.task}"
+        title = f"Probes with {comparison.largest} training images, {about_task}"
+        tables.append(Table(rows, probes.OF_LARGEST, title, main=False, explained=True))
         title = f"Sample complexity: images to target, {about_task}"
         tables.append(Table(rows, probes.COLUMNS, title, main=False, explained=True))
-        of_sizes, columns = probes.by_size(comparison, rows)
-        title = f"Accuracy by training images, {about_task}"
-        tables.append(Table(of_sizes, columns, title, main=False, explained=True))
+        for metric, (kind, _) in probes.KINDS.items():
+            of_sizes, columns = probes.by_size(comparison, rows, metric)
+            title = f"{kind} by training images, {about_task}"
+            tables.append(Table(of_sizes, columns, title, main=False, explained=True))
     return tables
 
 

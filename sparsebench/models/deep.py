@@ -178,13 +178,13 @@ class DeepViT:
         vit.head = nn.Identity()
         if hasattr(vit, "head_dist"):
             vit.head_dist = nn.Identity()
+        self.cost = vit_cost(vit)  # with the MACs of the model's pool, whatever pools here
         if pooling == "patches":
             if hasattr(vit, "head_dist"):
                 raise UnsupportedError("a network with a distillation token pools two tokens, not its patches")
             vit.attn_pool, vit.global_pool = None, "avg"
             if hasattr(vit, "pool_include_prefix"):
                 vit.pool_include_prefix = False
-        self.cost = vit_cost(vit)
 
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:

@@ -49,7 +49,7 @@ from sparsebench.publish.submission import (
     read_records,
 )
 from sparsebench.records import manifests, store
-from sparsebench.records.record import Cell, Origin, Record, canonical
+from sparsebench.records.record import ON_TRAINED, Cell, Origin, Record, canonical
 from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import launched_by
@@ -257,12 +257,12 @@ def _add_jobs(
 ) -> None:
     """Add the jobs of a record's cell and of the cells that it starts from, by cell id.
 
-    A cell tests the network of another cell if its track is frozen, or if its strategy acts in the test only. A cell of
-    the strategy's own file trains its network itself, as this process does not import the file.
+    A cell tests the network of another cell if its track is in ON_TRAINED, or if its strategy acts in the test only.
+    A cell of the strategy's own file trains its network itself, as this process does not import the file.
     """
     cell = record.cell
     trained = None
-    if cell.track == "frozen":
+    if cell.track in ON_TRAINED:
         trained = cell.init
     elif not is_own(cell, manifest.plugin):
         resolved = JobMaker(registry).training_of(registry.resolve(cell))
@@ -371,7 +371,7 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
     if not near and before.trajectory != after.trajectory:
         return "keeps other numbers of tokens here"
     agreement = float((items_of(before).predicted == items_of(after).predicted).mean())
-    if (before.cell.n_train == 0 or before.cell.track == "frozen") and agreement < AGREEING:
+    if (before.cell.n_train == 0 or before.cell.track in ON_TRAINED) and agreement < AGREEING:
         return f"trains no network, but only {agreement:.2%} of its predictions are the same here"
     return ""
 

@@ -107,6 +107,17 @@ def test_accuracies_are_those_with_the_most_images_and_neighbours_have_differenc
     assert good["neighbour_accuracy"] == pytest.approx(0.7)
     assert good["neighbour_delta"] == pytest.approx(0.1)
     assert 0 < good["neighbour_delta_low"] < 0.1 < good["neighbour_delta_high"]
+    assert good["linear_delta"] == pytest.approx(0.1)
+
+
+def test_probes_have_differences_to_random_tokens(table: pd.DataFrame) -> None:
+    random = probed("random_inside", (0.3, 0.4, 0.45), 0.5, 0.25)
+    rows = dicts(judge(pd.DataFrame([*RECORDS, *random])).rows)
+    good = row_of(rows, "good")
+    assert good["linear_random_delta"] == pytest.approx(0.5)
+    assert good["linear_random_delta_low"] < 0.5 < good["linear_random_delta_high"]
+    assert good["neighbour_random_delta"] == pytest.approx(0.2)
+    assert row_of(rows, "random_inside")["linear_random_delta"] is None
 
 
 def test_a_strategy_that_lacks_a_number_of_images_is_not_ranked() -> None:
