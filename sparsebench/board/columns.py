@@ -432,7 +432,8 @@ def file_value(row: Row, key: str) -> Any:
     value = row.get(key)
     if key.startswith("images_to") and row.get(LIMITS) is not None:
         smallest, largest = row[LIMITS]
-        return {BELOW: f"< {smallest}", math.inf: f"> {largest}"}.get(value, value)
+        bounds: dict[Any, str] = {BELOW: f"< {smallest}", math.inf: f"> {largest}"}
+        return bounds.get(value, value)
     if row.get(f"{key}_at_most"):
         return f"<= {value:.3f}"
     return NOT_REACHED if value == math.inf else value

@@ -54,7 +54,7 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
     rows = rows.rename(columns={"images_per_s": "linear_images_per_s"})
     for name, results in _at_largest(comparison).items():
         rows = rows.join(_column(f"{name}_accuracy", results, comparison.lone))
-        if dense in results:
+        if dense is not None and dense in results:
             to_dense = {entry: combined([(1.0, one), (-1.0, results[dense])]) for entry, one in results.items()}
             rows = rows.join(_column(f"{name}_delta", to_dense, comparison.lone))
 
@@ -65,7 +65,7 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
     entries = [entry for entry in rows.index if all(entry in results for results in by_size)]
     curves = [[results[entry] for results in by_size] for entry in entries]
     of_targets: dict[str, tuple[Target, Results | None]] = {}
-    if dense in entries:
+    if dense is not None and dense in entries:
         of_targets["images_to_target"] = Target.of_dense(1 / comparison.n_classes), by_size[-1][dense]
     if fixed:
         of_targets["images_to_fixed_target"] = Target(fixed), None

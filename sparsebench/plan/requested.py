@@ -119,8 +119,14 @@ def _probe_of(entry: SuiteTask, request: Request, has_weights: bool) -> SuiteTas
     """Return the entry of a probe on the user's network, if weights are given, else on the suite's networks.
 
     Raises:
-        UserError: a model is named without its weights.
+        UserError: a model is named without its weights, or the networks are for pictures.
     """
+    if request.single:
+        raise UserError(
+            "pictures are of networks, and not of the probes on their features",
+            got=f"task '{entry.name}' of a suite of probes",
+            next_step="choose another suite, such as quick, or folder for your weights",
+        )
     if has_weights or request.pretrained:
         return entry.model_copy(update={"network": ""})
     if entry.network and request.model is not None:

@@ -231,6 +231,7 @@ def test_a_folder_without_training_pictures_is_divided_anew_in_each_repetition(p
         ({"tasks": ("folder:labels=imagenet",)}, "learns the class folders"),
         ({"tasks": ("theory",)}, "no training images"),
         ({"where": "train"}, "allowed.*test"),
+        ({"single": True}, "choose another suite"),
     ],
 )
 def test_what_no_probe_can_be_is_refused(options: dict[str, Any], says: str, files: Files) -> None:
