@@ -20,12 +20,14 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.publish.submission import differences
 from sparsebench.records import store
 from sparsebench.records.record import Record, numbers_of
 from sparsebench.records.table import row_of
 from sparsebench.runner import run as runs
 from sparsebench.tasks.folder import Folder, cut_out
 from sparsebench.tasks.sources.files import read_rgb
+from sparsebench.training.probes import rows_of_probe
 
 CANVAS, CLASSES = 48, 3
 TASK = f"folder:canvas={CANVAS}"
@@ -162,7 +164,7 @@ def test_a_cell_has_the_same_result_whoever_computes_its_features(
     assert not (tmp_path / "features").exists()
     last = executed(tmp_path, ASKED, files, Execution("cpu", jobs=0, shard="1/3", keep_features=True))
     assert list((tmp_path / "features").glob("*.safetensors"))
-    last = executed(tmp_path, ASKED, files, Execution("cpu", jobs=0, shard="2/3"))
+    last = executed(tmp_path, ASKED, files, Execution("cpu", jobs=2, shard="2/3"))
     assert last.keys() == records.keys()
     assert comparable(last) == comparable(records)
 
@@ -257,3 +259,43 @@ def test_patches_are_pooled_if_asked(records: dict[tuple[str, int, int], Record]
     assert pooled.status == "ok" and pooled.cell_id != usual.cell_id
     assert pooled.metrics["p_label"] != usual.metrics["p_label"]
     assert row_of(pooled)["setting"] != row_of(usual)["setting"]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, int], Record]:
+    """Return records of the suite's task with groups, on a network that comes with the package."""
+    asked = Request(
+        plugins=("dense", "oracle:macs=0.5"),
+        suite="probe",
+        tasks=("spurious:test=80",),
+        n_train=(8, 40),
+        seeds=1,
+        alone=True,
+    )
+    return executed(tmp_path_factory.mktemp("shipped"), asked, Files())
+
+
+def test_the_suite_learns_probes_on_networks_of_the_package(shipped: dict[tuple[str, int, int], Record]) -> None:
+    """They know two classes well, with groups, known relevant tokens, and the MACs of a network without a head."""
+    assert len(shipped) == 4
+    for (strategy, n, _), record in shipped.items():
+        assert record.status == "ok", record.failure
+        assert record.cell.init is not None and record.cell.track == "probe"
+        assert not record.cell.network
+        value = {name: metric.value for name, metric in record.metrics.items()}
+        groups = {name: count for name, count in value.items() if name.startswith("train_samples: ")}
+        assert sum(count or 0 for count in groups.values()) == n and len(groups) == 4
+        assert {"spurious_gap", "worst_group_accuracy", "p_label", "images_per_s"} <= value.keys()
+        assert (value["accuracy"] or 0) > 0.6
+        assert (value["selection_precision"] or 0) > (0.4 if strategy == "oracle" else 0.2)
+        assert list(differences(record)) == []
+
+
+def test_images_of_a_probe_have_the_shares_of_the_classes() -> None:
+    labels = np.repeat([0, 1, 2], [50, 30, 4])
+    few, more = (rows_of_probe(labels, n, "task", 0) for n in (8, 42))
+    assert np.bincount(labels[few]).tolist() == [4, 2, 2]
+    assert np.bincount(labels[more]).tolist() == [25, 15, 2]
+    assert set(few) <= set(more)
+    assert rows_of_probe(labels, 84, "task", 1).tolist() == list(range(84))
+    assert rows_of_probe(labels, 8, "task", 1).tolist() != few.tolist()
