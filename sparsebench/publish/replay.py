@@ -55,6 +55,7 @@ from sparsebench.runner import run as runs
 from sparsebench.runner.process import launched_by
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
+from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources.composites import LOCATED
 from sparsebench.testing import process
 
@@ -237,6 +238,9 @@ def _run(
         located = _locate([job.cell for job in queue], registry, files, manifest.plugin)
         places = dict(located.places) | official_places(files, queue, located.places)
         places |= networks.places({job.after for job in queue} - {""})
+        for task in (job.cell.task for job in queue if job.cell.task.name == Folder.name):
+            if task.params.get("train"):  # the training pictures of a probe, beside those of the test
+                places |= Folder.model_validate(task.params).for_probe(places, files.skip_bad)[1]
         plan = Plan(
             jobs=queue,
             todo=queue,

@@ -251,14 +251,15 @@ class Folder(Task):
 
         The classes of a probe are the class folders, sorted by name.
         """
-        if self.labels not in ("auto", "names") or self.classes or self.head:
+        root = path_of(self.images, locations)
+        classes = tuple(self._folders(locations))
+        of_cell = self.head == len(classes) and not self.reads_head  # a cell's task has this already
+        if not of_cell and (self.labels not in ("auto", "names") or self.classes or self.head):
             raise UserError(
                 "a probe learns the class folders, and needs no classes of a head",
                 got=f"labels={self.labels}",
                 next_step="leave labels, classes and head out",
             )
-        root = path_of(self.images, locations)
-        classes = tuple(self._folders(locations))
         probed = self.model_copy(update={"labels": "names", "head": len(classes)})
         train = _train_folder_of(root)
         if train is None or self.split:
