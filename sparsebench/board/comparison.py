@@ -447,6 +447,8 @@ def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
     """Return how many networks of which model there are, with their size and names."""
     _, model = comparison.params
     parts = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
+    if comparison.is_probe:
+        parts = [str(model[name]) for name in ("arch", "weights") if model.get(name)] + parts
     weights = dense["parameters"].mean()
     if weights > 0:
         parts.append(f"{weights / 1e6:.2g} M weights")

@@ -251,6 +251,7 @@ def test_the_number_of_images_is_limited_by_the_pictures(files: Files) -> None:
     plan = planner.plan(request("dense"), files, Registry(), Path("nowhere"), "missing")
     assert {job.cell.n_train for job in plan.jobs} == {20, 36}
     assert {job.cell.drawn for job in plan.jobs} == {36}
+    assert {job.label for job in plan.jobs} == {"dense", "random", "random_inside"}, "no oracle, as nothing is known"
 
 
 def test_patches_are_pooled_if_asked(records: dict[tuple[str, int, int], Record], files: Files, tmp_path: Path) -> None:
