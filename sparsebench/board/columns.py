@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.stats.intervals import BELOW
 from sparsebench.strategy.budget import ANY_SITE
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 RANK_ENDS = ("rank_low", "rank_high")
 """Columns of rows with the best and the worst possible rank; NaN if not ranked."""
+LIMITS = "numbers of images"
+"""Key of the smallest and the largest number of training images of a row's images to target."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 TOLERANCE = 0.02
 """Relative deviation of the realised MACs from the budget above which the board shows the realised MACs."""
@@ -174,6 +177,90 @@ ALL_COLUMNS = (
         falling=False,
     ),
     Column(
+        "images_to_target_rank",
+        "rank, images",
+        "text",
+        "rank by images to target, without significance; ties are equal numbers, and all below or all above the "
+        "numbers tried",
+        False,
+        "images to target",
+    ),
+    Column(
+        "images_to_target",
+        "images to target",
+        "samples",
+        "training images with which the probe reaches chance + .9 (dense with the most images - chance); < or >: it is "
+        "beyond the numbers tried",
+        True,
+        "images to target",
+        falling=False,
+    ),
+    Column(
+        "images_to_fixed_target",
+        "images to fixed target",
+        "samples",
+        "training images with which the probe reaches the accuracy that the suite names",
+        True,
+        "images to target",
+        falling=False,
+    ),
+    Column(
+        "linear_accuracy",
+        "linear",
+        "percent",
+        "test accuracy of the linear probe with the most training images, mean over seeds",
+        True,
+        "images to target",
+    ),
+    Column(
+        "linear_delta",
+        "linear over dense",
+        "points",
+        "difference of the linear probe's accuracy to that of dense, paired by seed",
+        True,
+        "images to target",
+    ),
+    Column(
+        "linear_random_delta",
+        "linear over random tokens",
+        "points",
+        "difference of the linear probe's accuracy to that of random tokens at the same site and budget",
+        True,
+        "images to target",
+    ),
+    Column(
+        "neighbour_accuracy",
+        "neighbours",
+        "percent",
+        "test accuracy of the nearest neighbours among the most training images, mean over seeds",
+        True,
+        "images to target",
+    ),
+    Column(
+        "neighbour_delta",
+        "neighbours over dense",
+        "points",
+        "difference of the neighbours' accuracy to that of dense, paired by seed",
+        True,
+        "images to target",
+    ),
+    Column(
+        "neighbour_random_delta",
+        "neighbours over random tokens",
+        "points",
+        "difference of the neighbours' accuracy to that of random tokens at the same site and budget",
+        True,
+        "images to target",
+    ),
+    Column(
+        "linear_images_per_s",
+        "features/s",
+        "speed",
+        "images whose features are computed in a second, median over seeds",
+        False,
+        "images to target",
+    ),
+    Column(
         "aligned_gap",
         "gap",
         "percent",
@@ -285,7 +372,9 @@ ALL_COLUMNS = (
 BY_KEY = {column.key: column for column in ALL_COLUMNS}
 BY_TASK = ALL_COLUMNS[:3]
 """The columns that only a board by task has, at its left."""
-SOMETIMES = ("sample_complexity_loss", *(column.key for column in ALL_COLUMNS[ALL_COLUMNS.index(BY_KEY["checks"]) :]))
+OF_PROBES = tuple(column.key for column in ALL_COLUMNS if column.part == "images to target")
+FROM_CHECKS = tuple(column.key for column in ALL_COLUMNS[ALL_COLUMNS.index(BY_KEY["checks"]) :])
+SOMETIMES = ("sample_complexity_loss", *OF_PROBES, *FROM_CHECKS)
 """Keys of columns that a board has only if a row has a value."""
 ALWAYS_SHOWN = tuple(column for column in ALL_COLUMNS[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""
@@ -343,6 +432,10 @@ def points(share: float) -> str:
 def file_value(row: Row, key: str) -> Any:
     """Return a row's value for files: text in place of infinity, which JSON does not have, and of bounds."""
     value = row.get(key)
+    if key.startswith("images_to") and row.get(LIMITS) is not None:
+        smallest, largest = row[LIMITS]
+        bounds: dict[Any, str] = {BELOW: f"< {smallest}", math.inf: f"> {largest}"}
+        return bounds.get(value, value)
     if row.get(f"{key}_at_most"):
         return f"<= {value:.3f}"
     return NOT_REACHED if value == math.inf else value

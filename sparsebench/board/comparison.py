@@ -17,7 +17,7 @@ from sparsebench.board.common import CELL, Common, common_of
 from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, dense_of
 from sparsebench.errors import few, plain
 from sparsebench.records.record import canonical, numbers_of
-from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, PREDICTIONS, WHERE
+from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, NEIGHBOURS, PREDICTIONS, WHERE
 from sparsebench.stats.curves import Groups
 from sparsebench.stats.paired import Results
 from sparsebench.strategy.budget import AUTO
@@ -30,6 +30,7 @@ MOST_NETWORKS_NAMED = 5
 """Largest number of networks that `about` names."""
 TRACKS = {
     "frozen": "trained without a strategy; strategies act in the test only",
+    "probe": "frozen; probes are learned from the features of training images, with the strategy in all passes",
     "tuned": "trained further with the strategy",
     "scratch": "trained with the strategy",
 }
@@ -42,15 +43,15 @@ SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "fold
 class Comparison:
     """The records of one task, model and track with equal parameters.
 
-    They also have one number of training samples, unless the task has a success criterion.
+    They also have one number of training samples, unless the task has a success criterion, or the track is probe.
 
     Attributes:
         source: the name of the task.
         task, model: names of task and model, with the parameters that differ between comparisons of the same names. If
             tracks differ, the task's name includes the track.
         setting: the parameters of task and model, as `row_of` writes them.
-        n_train: number of training samples; 0 if the task has a success criterion, as all sizes are then together, or
-            if it trains nothing.
+        n_train: number of training samples; 0 if the task has a success criterion and on the track probe, as all sizes
+            are then together, or if it trains nothing.
         track: see `cell.Track`; strategies of different tracks are never ranked together.
         measured: the records with status ok.
         others: the other records.
@@ -78,6 +79,19 @@ class Comparison:
         except (ValueError, TypeError):
             return {}, {}
         return task, model
+
+    @cached_property
+    def trainings(self) -> list[dict[str, Any]]:
+        """The tasks that trained the networks, see `table.setting_text`; [] on the track scratch or if unknown."""
+        try:
+            return [part[0] for part in json.loads(self.setting)[2:] if isinstance(part, list)]
+        except (ValueError, TypeError, LookupError):
+            return []
+
+    @property
+    def learned_classes(self) -> bool:
+        """Whether probes are learned on networks that the same task has trained."""
+        return self.is_probe and any(task.get("name") == self.source for task in self.trainings)
 
     @cached_property
     def entries(self) -> pd.DataFrame:
@@ -113,7 +127,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """The title: task, model and track, and the number of training samples unless the track is frozen."""
-        most = f"{'up to ' if self.has_trials else ''}{self.largest}"
+        most = f"{'up to ' if self.has_trials or self.is_probe else ''}{self.largest}"
         samples = f"{most} training samples" if self.largest and self.track != "frozen" else ""
         return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
 
@@ -163,16 +177,48 @@ class Comparison:
 
     @cached_property
     def _results_and_groups(self) -> dict[int, tuple[Results, Groups]]:
-        means = self.tested.groupby([ENTRY, SEED])["accuracy"].mean().dropna()
-        means_of = {entry: part.droplevel(ENTRY).to_dict() for entry, part in means.groupby(ENTRY)}
-        numbers = cache(numbers_of)
-        names = [ENTRY, SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
-        # An entry without predictions has results too: the accuracies of its seeds.
-        rows_of: dict[int, list[Any]] = {entry: [] for entry in set(self.tested[ENTRY])}
-        for row in self.tested[names].itertuples(index=False):
-            if row.test_predictions:
-                rows_of[row.entry].append(row)
-        return {entry: _results(means_of.get(entry, {}), rows, numbers) for entry, rows in rows_of.items()}
+        return _results_of(self.tested, "accuracy")
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether probes are compared."""
+        return self.track == "probe"
+
+    @cached_property
+    def n_classes(self) -> int:
+        """The number of classes of the test items."""
+        labels = self.tested.loc[self.tested[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
+        return len({int(label) for row in labels.itertuples(index=False) for label in numbers_of(*row)})
+
+    def results_at(self, n_train: int) -> dict[int, Results]:
+        """Return the results of each entry with this number of training images."""
+        records = self.records[self.records["n_train"] == n_train]
+        return {entry: results for entry, (results, _) in _results_of(records, "accuracy").items()}
+
+    def neighbours_at(self, n_train: int) -> dict[int, Results]:
+        """Return the results of the nearest neighbours of each entry with this number of training images."""
+        records = self.records[self.records["n_train"] == n_train]
+        records = records[records["neighbour_accuracy"].notna()].assign(**{PREDICTIONS: records[NEIGHBOURS]})
+        return {entry: results for entry, (results, _) in _results_of(records, "neighbour_accuracy").items()}
+
+
+def _results_of(records: pd.DataFrame, accuracy: str) -> dict[int, tuple[Results, Groups]]:
+    """Return the results of each entry of some records with one number of training samples, and its items' groups.
+
+    Args:
+        records: the records.
+        accuracy: the column of the accuracies of the predictions.
+    """
+    means = records.groupby([ENTRY, SEED])[accuracy].mean().dropna()
+    means_of = {entry: part.droplevel(ENTRY).to_dict() for entry, part in means.groupby(ENTRY)}
+    numbers = cache(numbers_of)
+    names = [ENTRY, SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
+    # An entry without predictions has results too: the accuracies of its seeds.
+    rows_of: dict[int, list[Any]] = {entry: [] for entry in set(records[ENTRY])}
+    for row in records[names].itertuples(index=False):
+        if row.test_predictions:
+            rows_of[row.entry].append(row)
+    return {entry: _results(means_of.get(entry, {}), rows, numbers) for entry, rows in rows_of.items()}
 
 
 def _results(means: Mapping[int, float], rows: Sequence[Any], numbers: Numbers) -> tuple[Results, Groups]:
@@ -269,9 +315,10 @@ def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
     measured_records.attrs = other_records.attrs = {}  # pandas would copy them with each part
     others_of = {where: part for where, part in other_records.groupby(["task", "setting", "track"], observed=True)}
 
-    # A size is a number of training samples. It is 0 if the task has a success criterion, so that all are together. It
-    # is 0 as well in the records of tasks that train nothing, measured or not.
-    size = measured_records["n_train"].where(measured_records["success"].isna(), 0).rename("size")
+    # A size is a number of training samples. It is 0 if the task has a success criterion, and for probes, so that all
+    # are together. It is 0 as well in the records of tasks that train nothing, measured or not.
+    has_sizes = measured_records["success"].isna() & (measured_records["track"] != "probe")
+    size = measured_records["n_train"].where(has_sizes, 0).rename("size")
     # The model is no key, because the setting names it.
     groups = measured_records.groupby(["task", "setting", size, "track"], observed=True, sort=False)
     for (task, setting, n_train, track), measured in groups:
@@ -369,6 +416,8 @@ def about(comparison: Comparison) -> str:
     track = TRACKS.get(comparison.track, comparison.track)
     networks = _about_networks(comparison, dense)
     text = f"Data: {_about_data(comparison, dense)}. {networks}, {track} (track {comparison.track})."
+    if comparison.learned_classes:
+        text += " The networks were trained on these classes, so this is no test of what their features represent."
     return plain(text, 1000)
 
 
@@ -398,6 +447,8 @@ def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
     """Return how many networks of which model there are, with their size and names."""
     _, model = comparison.params
     parts = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
+    if comparison.is_probe:
+        parts = [str(model[name]) for name in ("arch", "weights") if model.get(name)] + parts
     weights = dense["parameters"].mean()
     if weights > 0:
         parts.append(f"{weights / 1e6:.2g} M weights")
@@ -407,6 +458,8 @@ def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
         parts.append(few(sorted(comparison.networks.values()), MOST_NETWORKS_NAMED))
     number = len(comparison.seeds)
     text = f"{number or 'no'} network{'' if number == 1 else 's'} of model {comparison.model}"
+    if comparison.is_probe and not comparison.trainings:
+        text = f"one network of model {comparison.model}, {number} repetition{'' if number == 1 else 's'}"
     return f"{text} ({', '.join(parts)})" if parts else text
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from sparsebench.board import columns, gaps
+from sparsebench.board import columns, gaps, probes
 from sparsebench.board.columns import ALL_COLUMNS, Column, interval_row
 from sparsebench.board.common import PRETRAINING, Common
 from sparsebench.board.comparison import Comparison, comparisons_of
@@ -21,6 +21,7 @@ from sparsebench.board.reading import (
     DENSE,
     MAIN,
     SEED,
+    TARGET,
     TRACK,
     Flats,
     entry_of_dense,
@@ -44,6 +45,8 @@ RANDOM_INSIDE = "random_inside"
 RANDOM_TOKENS = (*RANDOM.values(), RANDOM_INSIDE)
 """The baselines that rows are compared with at their own budget, besides dense: by the site of a strategy, and of
 strategies of all other sites."""
+OVER_SIZES = ("sample complexity", probes.PART)
+"""The parts of a board's columns that are computed from all numbers of training samples."""
 AMOUNT = ["budget_amount", "budget_value", "budget_rounding", "budget_where"]
 """Columns that say what a budget is, apart from blocks and schedule."""
 NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
@@ -135,6 +138,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     kinds = metrics_of(frame)
     comparisons = comparisons_of(frame) if judged is None else judged.comparisons
     computed = () if judged is None else judged.rankings
+    target = float(frame.attrs.get(TARGET, 0.0))
     failed_records = frame[~frame["status"].isin(("ok", "unsupported"))]
     with_failures = set(failed_records[["strategy", "budget"]].itertuples(index=False, name=None))
 
@@ -149,7 +153,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
         parts = _parts(group, kinds)
         # Comparisons are equal only if they are the same object, so equal parts have the same records.
         equal = next((ranking for ranking in computed if ranking.parts == parts), None)
-        rankings.append(equal or _rank(parts, kinds, with_failures))
+        rankings.append(equal or _rank(parts, kinds, with_failures, target))
     board = Leaderboard(rankings, ALL_COLUMNS, by is not None, comparisons)
     visible = _visible(board, kinds)
     return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
@@ -186,6 +190,8 @@ def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str
     for comparison in reversed(group):  # the first of the group is last, so it replaces the others
         if comparison.has_trials:
             parts["sample complexity"] = comparison
+        if comparison.is_probe:
+            parts[probes.PART] = comparison
         if comparison.has("spurious_gap"):
             parts["spurious gap"] = comparison
         for kind in kinds:
@@ -216,11 +222,17 @@ def _visible(board: Leaderboard, kinds: Sequence[MetricKind]) -> list[Column]:
     return visible
 
 
-def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.DataFrame:
-    """Return a row for each strategy and budget; each part of the columns is computed from its own comparison."""
+def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], target: float) -> pd.DataFrame:
+    """Return a row for each strategy and budget; each part of the columns is computed from its own comparison.
+
+    Args:
+        parts: the comparison of each part.
+        kinds: the metrics with a column of their mean or median.
+        target: the fixed target of probes; 0 for none.
+    """
     main = parts["accuracy"]
-    # Trials use all numbers of training samples, everything else only the largest.
-    used = {name: part.records if name == "sample complexity" else part.tested for name, part in parts.items()}
+    # Trials and probes use all numbers of training samples, everything else only the largest.
+    used = {name: part.records if name in OVER_SIZES else part.tested for name, part in parts.items()}
 
     means = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean")
     tables = [over_seeds(main.tested, {**means, "images_per_s": "median"}), _devices(main.tested)]
@@ -230,6 +242,8 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind]) -> pd.Da
         # The number of complete repetitions counts as another number of seeds, and is no column of its own.
         seed_counts.append(trials.pop("n_seeds"))
         tables.append(trials)
+    if probes.PART in parts:
+        tables.append(probes.columns_of(parts[probes.PART], target))
     schedules = _schedules(main.tested)
     if "spurious gap" in parts:
         tables.append(gaps.columns_of(parts["spurious gap"]))
@@ -318,10 +332,13 @@ def _successes(records: pd.DataFrame, metric: str) -> Successes:
 
 
 def _rank(
-    parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], with_failures: Collection[tuple[str, str]]
+    parts: Mapping[str, Comparison],
+    kinds: Sequence[MetricKind],
+    with_failures: Collection[tuple[str, str]],
+    target: float,
 ) -> Ranking:
     """Return the rows in order, with ranks, differences to baselines, Pareto fronts and values over budgets."""
-    rows = _rows(parts, kinds)
+    rows = _rows(parts, kinds, target)
     main = parts["accuracy"]
     unranked = _unranked(rows, main.common, with_failures)
 
@@ -338,6 +355,11 @@ def _rank(
     )
     for name, delta, references in by_reference:
         _compare(rows, measured.index, all_pairs, may_have_mark, name=name, delta=delta, references=references)
+
+    if probes.PART in parts:
+        places_of_random = _places_of_random(measured)
+        random_of = {measured.index[row]: measured.index[random] for row, random in places_of_random.items()}
+        rows = probes.add_random(rows, parts[probes.PART], random_of)
 
     ranked_places = np.flatnonzero(may_have_rank)
     ranked = measured.index[ranked_places]

@@ -92,7 +92,8 @@ def _left_out_files(frame: pd.DataFrame, folder: Path | Store | None) -> Iterato
 def _on_one_network(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for comparison in comparisons:
         if comparison.lone and not comparison.has_trials:
-            yield f"{comparison.task}: one network: intervals and tests are over its test items alone"
+            one = "one repetition" if comparison.is_probe else "one network"
+            yield f"{comparison.task}: {one}: intervals and tests are over its test items alone"
 
 
 def _not_shown(comparisons: Sequence[Comparison]) -> Iterator[str]:

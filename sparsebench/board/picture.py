@@ -207,7 +207,7 @@ def curves(
 
     # Names at the ends of the lines need room.
     high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
-    with _sheet(width):
+    with sheet(width):
         figure, axis = _new(width, high, title, " ".join(notes))
         _set_axes(axis, named, bottom)
         for line in others:
@@ -244,8 +244,8 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     if others:
         notes.append("Grey: all others.")
     notes += _notes_on_references(looks, width)
-    with _sheet(width):
-        figure = _new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
+    with sheet(width):
+        figure = new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
         panels = {"worst_group_accuracy": "accuracy of the worst group, %", "aligned_gap": "spurious gap, points"}
         for axis, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             for name in [*others, *looks]:
@@ -366,12 +366,12 @@ def dots(
         values = values[values["strategy"].isin([*strategies, DENSE])]
     values = values.sort_values("value", ascending=samples, kind="stable")
     values, note = _best(values)
-    with _sheet(width):
+    with sheet(width):
         figure, axis = _new(width, max(0.16 * len(values) + 0.1, 0.5), title, note)
         if values.empty:
             axis.set_axis_off()
         if samples:
-            _use_logarithm(axis)
+            use_logarithm(axis)
         _add_dots(axis, values)
 
         dense = (values["strategy"] == DENSE).to_numpy()
@@ -391,14 +391,15 @@ def dots(
     return figure
 
 
-def _use_logarithm(axis: Axes) -> None:
-    """Make the horizontal axis logarithmic, with ticks at 1, 2 and 5 times the powers of ten."""
+def use_logarithm(axis: Axes, direction: str = "x") -> None:
+    """Make the horizontal ("x") or vertical axis logarithmic, with ticks at 1, 2 and 5 times the powers of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set(**{f"{direction}scale": "log"})
+    scaled = axis.xaxis if direction == "x" else axis.yaxis
+    scaled.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    scaled.set_major_formatter("{x:g}")
+    scaled.set_minor_locator(NullLocator())
 
 
 def _add_dots(axis: Axes, values: pd.DataFrame) -> None:
@@ -443,7 +444,8 @@ def _best(order: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 @contextmanager
-def _sheet(width: str) -> Iterator[None]:
+def sheet(width: str) -> Iterator[None]:
+    """Draw with the style sheet of boards, with fonts for one of `style.COLUMNS`."""
     size, names = style.SIZES[width], ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
     sizes = dict.fromkeys((*names, "legend.fontsize", "figure.titlesize"), size) | {"figure.labelsize": size - 1}
     with style.sheet(**{"text.parse_math": False} | sizes):
@@ -451,12 +453,12 @@ def _sheet(width: str) -> Iterator[None]:
 
 
 def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]:
-    """Return a figure as `_new_figure`, and its axes."""
-    figure = _new_figure(width, high, title, notes)
+    """Return a figure as `new_figure`, and its axes."""
+    figure = new_figure(width, high, title, notes)
     return figure, figure.add_subplot()
 
 
-def _new_figure(width: str, high: float, title: str, notes: str) -> Figure:
+def new_figure(width: str, high: float, title: str, notes: str) -> Figure:
     """Return a figure with room for axes of about `high` inches, a title above them at the left, and notes below."""
     figure = style.new(style.COLUMNS[width], high, layout="constrained")
     room = 0.75  # for ticks, labels and a legend

@@ -23,7 +23,7 @@ from sparsebench.records import manifests, reports, table
 from sparsebench.records.record import SHIPPED, canonical
 from sparsebench.records.reports import CHECKS, REMARK, UNCHECKED
 from sparsebench.records.store import Store
-from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, OUTCOMES
+from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, NEIGHBOURS, OUTCOMES
 from sparsebench.strategy.base import reduction_of
 
 NO_BADGES: Mapping[str, str] = MappingProxyType({})
@@ -41,6 +41,8 @@ METRICS = (
     "macs",
     "macs_ratio_planned",
     "accuracy_top5",
+    "neighbour_accuracy",
+    "selection_precision",
     "parameters",
     "timed_batch",
 )
@@ -55,11 +57,11 @@ ENTRY = "entry"
 """The column that numbers the combinations of KEY, in order."""
 KEY = ["strategy", "kind", "budget"]
 """Columns that identify a row of a board."""
-DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
-"""Attributes of a table of records: the metrics that its tasks declare, the main tasks of its suites, and the suites'
-metric of success for sample complexity; the default is `success`. They are attributes because users pass the table from
-`load_records` to `leaderboard`. They are plain data, because pandas stores them as JSON in some files: a metric is the
-mapping of its fields."""
+DECLARED, MAIN, SUCCESS, TARGET = "metrics of tasks", "main tasks", "metric of success", "target of probes"
+"""Attributes of a table of records: the metrics that its tasks declare, the main tasks of its suites, the suites'
+metric of success for sample complexity, by default `success`, and their fixed target of probes, by default none. They
+are attributes because users pass the table from `load_records` to `leaderboard`. They are plain data, because pandas
+stores them as JSON in some files: a metric is the mapping of its fields."""
 ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
@@ -87,6 +89,7 @@ TEXTS = (
     *OUTCOMES[1:],
     GROUPS,
     FOREGROUNDS,
+    NEIGHBOURS,
 )
 DEFAULTS = dict.fromkeys(TEXTS, "") | {
     "track": TRACK,
@@ -167,6 +170,9 @@ def _attributes(opened: Store, declared: Iterable[MetricKind]) -> dict[str, Any]
     success = [suite.sample_complexity for suite in suites if suite.sample_complexity]
     if success:
         attributes[SUCCESS] = success[0]
+    of_probes = [suite.target for suite in suites if suite.target]
+    if of_probes:
+        attributes[TARGET] = of_probes[0]
     return attributes
 
 

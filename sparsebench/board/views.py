@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sparsebench.board import probes
 from sparsebench.board.columns import (
     BY_KEY,
     BY_TASK,
@@ -185,6 +186,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
+    tables += _of_probes(judged)
     return Report(tables, Table(dicts(judged.rows), judged.columns), notes)
 
 
@@ -305,6 +307,27 @@ def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str)
         tasks = [column.task for column in judged.columns if column.key == quantity and column.task]
         task = tasks[0] if tasks else ranking.task
         tables.append(Table(measured, of_part, f"{heading}, task {task}", main=False, explained=True))
+    return tables
+
+
+def _of_probes(judged: Leaderboard) -> list[Table]:
+    """Return the tables of probes: images to target and neighbours, and accuracies by number of training images."""
+    tables = []
+    for ranking in judged.rankings:
+        comparison = ranking.parts.get(probes.PART)
+        if comparison is None:
+            continue
+        every = probes.in_order_of_table(ranking.every)
+        rows = dicts(every.assign(entry=every.index))
+        about_task = f"task {comparison.task}"
+        title = f"Probes with {comparison.largest} training images, {about_task}"
+        tables.append(Table(rows, probes.OF_LARGEST, title, main=False, explained=True))
+        title = f"Sample complexity: images to target, {about_task}"
+        tables.append(Table(rows, probes.COLUMNS, title, main=False, explained=True))
+        for metric, (kind, _) in probes.KINDS.items():
+            of_sizes, columns = probes.by_size(comparison, rows, metric)
+            title = f"{kind} by training images, {about_task}"
+            tables.append(Table(of_sizes, columns, title, main=False, explained=True))
     return tables
 
 

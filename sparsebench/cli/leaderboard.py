@@ -49,9 +49,9 @@ MOST_CONTRADICTIONS = 5
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, or sample complexity.  "
-    "[default: accuracy]",
+    type=click.Choice(["accuracy", "gap", "samples", "relevance"]),
+    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, or the sample "
+    "complexity (images to target, or N50) over the share of relevant tokens.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -147,11 +147,16 @@ def _page(folder: Path) -> bytes:
 
 
 def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str) -> None:
+    from sparsebench.board import picture, relevance
     from sparsebench.board.board import gather
-    from sparsebench.board.picture import draw
 
     form = style.form_of("--picture", file)
-    write_whole(file, style.content(draw(gather(folder), quantity, strategies, width), form))
+    board = gather(folder)
+    if quantity == relevance.QUANTITY:
+        figure = relevance.draw(board, strategies, width)
+    else:
+        figure = picture.draw(board, quantity, strategies, width)
+    write_whole(file, style.content(figure, form))
     click.echo(f"written: {file}", err=True)
 
 

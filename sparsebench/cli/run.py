@@ -15,7 +15,18 @@ import click
 from tabulate import tabulate
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
+from sparsebench.cli.terminal import (
+    OF_PROBES,
+    PLACE,
+    REQUEST,
+    Guided,
+    complete,
+    folder_argument,
+    notes,
+    options,
+    table,
+    write,
+)
 from sparsebench.errors import UserError, few, plain
 from sparsebench.files import cache_folder
 from sparsebench.plan.jobs import Job
@@ -40,7 +51,7 @@ ALSO = {"strategy": "plugin"}
 
 @click.command(cls=Guided, context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)})
 @click.argument("strategies", nargs=-1, metavar="[STRATEGY|FILE.py[:PARAM=V]]...", shell_complete=complete)
-@options(*REQUEST, "tasks", "seeds", "batch", "shard", *PLACE)
+@options(*REQUEST, "tasks", "seeds", "batch", "shard", *OF_PROBES, *PLACE)
 @click.option(
     "--format",
     "form",

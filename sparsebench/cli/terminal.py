@@ -195,6 +195,7 @@ WEIGHTS = ("weights", "weights_key", "networks")
 SETTING = ("suite", "model", "pretrained", *WEIGHTS, *PICTURES, "device", "keep", "macs", "n_train")
 RUN = ("out", "rerun", "checkpoint", "timeout", "memory_limit", "jobs")
 REQUEST = ("plugins", *SETTING, "where", "precision", *RUN)
+OF_PROBES = ("pooling", "keep_features")
 PLACE = ("exclusive", "dask", "dry_run", "observe")
 
 

@@ -43,6 +43,7 @@ from sparsebench.models.timm_parts import (
     refuse,
     vit_cost,
 )
+from sparsebench.records.record import Pooling
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import ModelOutputs, Strategy
 from sparsebench.strategy.plan_checks import only_removes
@@ -184,6 +185,24 @@ class DeepViT:
             patches = x[:, self.prefix :].to(acting.sizes.dtype)
             acting.student = ModelOutputs(logits.to(next(vit.parameters()).dtype), patches)
         return outputs
+
+    def drop_head(self, pooling: Pooling) -> None:
+        """Make features the outputs: (B, C), what the head would read, or the mean of the patches after the last norm.
+
+        Raises:
+            UnsupportedError: the mean of patches is asked of a network with a distillation token.
+        """
+        vit = self.module
+        vit.head = nn.Identity()
+        if hasattr(vit, "head_dist"):
+            vit.head_dist = nn.Identity()
+        self.cost = vit_cost(vit)  # with the MACs of the model's pool, whatever pools here
+        if pooling == "patches":
+            if hasattr(vit, "head_dist"):
+                raise UnsupportedError("a network with a distillation token pools two tokens, not its patches")
+            vit.attn_pool, vit.global_pool = None, "avg"
+            if hasattr(vit, "pool_include_prefix"):
+                vit.pool_include_prefix = False
 
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:

@@ -210,11 +210,11 @@ class Timm(_Deep):
         owner, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
-            match_weights(vit, file, self.weights_key, fresh_head=task.trains)
+            match_weights(vit, file, self.weights_key, fresh_head=not task.reads_head)
             owner, size = file.name, (self._dimensions and self._dimensions.size) or (canvas, canvas)
         if self.pretrained:
             head = vit.pretrained_cfg["num_classes"]
-            if not task.trains and head != vit.num_classes:
+            if task.reads_head and head != vit.num_classes:
                 raise head_error(owner, head, vit.num_classes)
             create_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
         if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
@@ -229,7 +229,7 @@ class Timm(_Deep):
         vit = network.module
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
-            head = load_weights(vit, file, self.weights_key, fresh_head=task.trains)
+            head = load_weights(vit, file, self.weights_key, fresh_head=not task.reads_head)
             check_unchanged(file, self.weights)
             return Start(self.weights, head)
         if not self.pretrained:

@@ -200,7 +200,7 @@ def contenders_of(
     runs_baselines = entry.strategies is None and not request.alone
     if runs_baselines:
         shared = _budgets_of_baselines([budgets for _, budgets in groups]) or usual
-        groups += [(Spec(name), shared) for name in suite.baselines]
+        groups += [(Spec(name), shared) for name in _baselines(suite, entry, registry)]
 
     for spec, budgets in groups:
         registered = registry.strategy(spec.name)
@@ -214,6 +214,16 @@ def contenders_of(
                     # not only at the schedule that is chosen here.
                     published = budget.model_copy(update={"schedule": None})
                     yield Contender(strategy, registered, published, part)
+
+
+def _baselines(suite: Suite, entry: SuiteTask, registry: Registry) -> list[str]:
+    """Return the baselines of a task: those of the suite, without oracles for probes on pictures of the user.
+
+    Nobody knows the relevant tokens of these pictures.
+    """
+    if not entry.is_probe or registry.task(entry.name).trains:
+        return list(suite.baselines)
+    return [name for name in suite.baselines if registry.strategy(name).cls.kind != "oracle"]
 
 
 def _budgets_of_baselines(groups: Sequence[Sequence[Budget]]) -> list[Budget]:

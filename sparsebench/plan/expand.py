@@ -19,13 +19,17 @@ from sparsebench.plan.request import Files, Request
 from sparsebench.plan.requested import RequestedTask, requested_tasks
 from sparsebench.plan.suite import Suite, SuiteTask, combinations, load
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Precision, Where
+from sparsebench.records.record import ON_TRAINED, Precision, Probe, Where
 from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
+from sparsebench.tasks.folder import LEAST_OF_CLASS
 from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
+
+LEAST_CLASSES = 2
+"""The number of classes of a task that does not say it before its data are drawn."""
 
 
 def expand(
@@ -96,6 +100,9 @@ def variants_of_task(
             task.check()
         task, files_of_task = task.locate()
         places = {**located.places, **files_of_task}
+        if entry.is_probe:
+            task, training_pictures = task.for_probe(places, located.files.skip_bad)
+            places |= training_pictures
         training = None
         if training_entry is not None:
             training = _task(entry.name, {**training_params, **pictures}, registry)
@@ -136,10 +143,11 @@ def _variant(
         task.check_schedule_images(places)
     start = _start_of(entry, training, model)
     _check_varied(task, entry, varied)
-    sizes = _sizes(task, entry, request)
+    sizes = _sizes_of_probe(task, entry, request, places) if entry.is_probe else _sizes(task, entry, request)
     precision = _precision(task, model, entry, request)
+    probe = Probe(pool=max(sizes), pooling=request.pooling) if entry.is_probe else None
     cell = dense_cell(task, model, 0, 0, registry).model_copy(
-        update={"where": where, "track": entry.track, "precision": precision}
+        update={"where": where, "track": entry.track, "precision": precision, "probe": probe}
     )
     return Variant(
         task=task,
@@ -171,8 +179,10 @@ def _fitted_task(task: Task, model: Model, entry: SuiteTask, places: Mapping[str
         fitted = fitted.with_patch(model.patch_size())
         fitted.check()
     model.check(fitted)
-    if not task.trains:
+    if task.reads_head:
         fitted = _with_classes(fitted, model, places)
+    if entry.is_probe:  # a head is not used
+        return fitted
     has_no_head = model.classes(places) == 0
     if has_no_head and for_pictures:
         return fitted
@@ -226,7 +236,7 @@ def _fitted_contenders(
     from_first_step = requested.entry.track == "scratch" and task.trains and where != "test"
     if from_first_step and model.inputs == "images":
         _check_schedules(contenders)
-    if task.trains:
+    if task.trains and not requested.entry.is_probe:
         return contenders
     return testable(contenders, suite, request, registry, cost)
 
@@ -340,7 +350,7 @@ def _check_head(task: Task, model: Model, locations: Locations) -> None:
 
 def _check_varied(task: Task, entry: SuiteTask, varied: Mapping[str, Any]) -> None:
     """Raise UserError if a parameter of the training is varied although the network is already trained."""
-    if entry.track != "frozen":
+    if entry.track not in ON_TRAINED:
         return
     decided = {*getattr(task, "training", ())}
     decided.discard("spuriosity")  # measured in the test
@@ -367,9 +377,34 @@ def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
     return (max(sizes),) if request.single else sizes
 
 
+def _sizes_of_probe(task: Task, entry: SuiteTask, request: Request, locations: Locations) -> tuple[int, ...]:
+    """Return the numbers of training images of a probe: the request's, else the suite's as far as they are possible.
+
+    Possible are two images of each class up to all training images that there are.
+
+    Raises:
+        UserError: a requested number is not possible.
+    """
+    counts = task.training_counts(locations)
+    classes = task.known_classes(locations)
+    n_classes = LEAST_CLASSES if classes is None else len(classes)
+    least = LEAST_OF_CLASS * n_classes
+    most = None if counts is None else int(counts.sum())
+    sizes = request.n_train or entry.n_train
+    possible = sorted({max(least, n if most is None else min(n, most)) for n in sizes})
+    if request.n_train and possible != sorted(set(sizes)):
+        limit = "" if most is None else f" to {most}, all training pictures"
+        raise UserError(
+            f"--n-train: training images of a probe on task '{task.name}'",
+            got=", ".join(map(str, sizes)),
+            allowed=f"{least}, {LEAST_OF_CLASS} of each class,{limit}" if limit else f"{least} or more",
+        )
+    return (max(possible),) if request.single else tuple(possible)
+
+
 def _only_tests(task: Task, entry: SuiteTask) -> bool:
     """Return whether cells test trained networks, and train none."""
-    return entry.track == "frozen" or not task.trains
+    return entry.track in ON_TRAINED or not task.trains
 
 
 def _where(task: Task, entry: SuiteTask, request: Request) -> Where:
@@ -447,7 +482,7 @@ def _check_weights(variants: Sequence[Variant]) -> None:
         UserError: weights do not fit, or they need images of another size or other classes than the other weights, or a
             test has too many items.
     """
-    different = {repr((variant.task, variant.model)): variant for variant in variants}.values()
+    different = list({repr((variant.task, variant.model)): variant for variant in variants}.values())
     notes: dict[str, None] = {}  # each once, in order
     for variant in different:
         variant.task.check_located(variant.places)
@@ -455,7 +490,8 @@ def _check_weights(variants: Sequence[Variant]) -> None:
         check_items(variant.task, getattr(variant.task, "test", 0))
     for note in filter(None, notes):
         log.warning("%s", note)
-    _check_equal_needs(different)
+    # Probes are compared on one network at a time.
+    _check_equal_needs(variant for variant in different if variant.cell.probe is None)
 
 
 def _check_equal_needs(variants: Iterable[Variant]) -> None:

@@ -11,7 +11,18 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.models.base import Model
 from sparsebench.plan.contenders import Contender, closed_cost, draws_random
 from sparsebench.plugin.registry import PluginClass, Registry, ResolvedCell
-from sparsebench.records.record import Cell, Failure, Origin, Part, Record, RecordSummary, Status, Where
+from sparsebench.records.record import (
+    ON_TRAINED,
+    Cell,
+    Failure,
+    Origin,
+    Part,
+    Record,
+    RecordSummary,
+    Status,
+    Where,
+    digest,
+)
 from sparsebench.records.table import setting_text
 from sparsebench.strategy.base import Kind, Strategy
 from sparsebench.strategy.budget import FULL
@@ -24,6 +35,8 @@ OVERHEAD = 1e9
 """The fixed cost of a cell, as the MACs that a core computes in the same time."""
 ANY_NETWORK = 1e8
 """The assumed MACs of an image if they are unknown before the network is built."""
+SIZES_OF_PROBES = 6
+"""The assumed number of cells that share the features of a probe."""
 STEP_COST = 3
 """MACs of a training step on an image, as a multiple of those of its test."""
 
@@ -68,6 +81,11 @@ class Job(BaseModel):
         Cells of one kind have the same ratio of time to cost.
         """
         return setting_text(self.cell), bool(self.network), 0 if self.network else self.cell.n_train
+
+    @cached_property
+    def features(self) -> str:
+        """The name of the features that the cell's probe learns from, by content; "" on the other tracks."""
+        return f"{self.cell.features}-{digest(self.origin.identity)}" if self.cell.probe else ""
 
     @property
     def weights(self) -> str:
@@ -207,7 +225,7 @@ class JobMaker:
             init = before[-1].cell if before else None
             trained = dense_cell(task, model, samples, repetition, self.registry, init)
             return [*before, ResolvedCell(trained, task, model)]
-        if variant.cell.track == "frozen":
+        if variant.cell.track in ON_TRAINED:
             return []  # the model has trained weights
         return self._pretraining(variant.task, model, repetition)
 
@@ -263,10 +281,12 @@ class JobMaker:
     def _cost(self, resolved: ResolvedCell, *, tests: bool) -> float:
         """Return the cost of a cell; with `tests` it tests a network that another cell trains."""
         cell, task, model = resolved
-        trains = not tests and cell.track != "frozen" and cell.n_train > 0 and task.trains
-        key = repr((cell.task, cell.model, cell.n_train, trains))
+        trains = not tests and cell.track not in ON_TRAINED and cell.n_train > 0 and task.trains
+        key = repr((cell.task, cell.model, cell.n_train, trains, cell.probe))
         if key not in self._costs:
             images = float(getattr(task, "test", 0))
+            if cell.probe is not None:  # cells with other numbers of training images share their features
+                images = (images + cell.probe.pool) / SIZES_OF_PROBES
             if trains:
                 recipe = task.recipe()
                 in_all_epochs = cell.n_train * recipe.epochs
@@ -295,7 +315,7 @@ def dense_cell(
 
 def _where(cell: Cell, strategy: Strategy) -> Where:
     """Return where the strategy acts: the requested choice, unless the track or the strategy determines it."""
-    if cell.track == "frozen":
+    if cell.track in ON_TRAINED:
         return "test"
     if not strategy.budgeted:
         return "both"

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.records.record import Precision, Where
+from sparsebench.records.record import Pooling, Precision, Where
 
 TIMEOUT = 6 * 3600.0
 """The default time limit of a cell in seconds: many times that of any cell of the shipped suites, but a strategy that
@@ -104,6 +104,7 @@ class Request:
         "auto",
         "Precision of tests of trained networks. auto: the suite's, usually float32. bfloat16 uses autocast.",
     )
+    pooling: Pooling = option("model", "Features of probes: as the model pools its tokens, or the mean of its patches.")
     figures: tuple[str, ...] = ()
     single: bool = False
     alone: bool = False
@@ -183,6 +184,7 @@ class Execution:
     batch: int | None = option(None, "Test batch size; halved until it fits in memory. [up to 200]", ge=1)
     exclusive: bool = option(False, "Run one cell at a time on each machine or GPU, for exact speeds.")
     dask: str | None = option(None, "Run cells on the workers of this Dask scheduler.", title="tcp://HOST:PORT")
+    keep_features: bool = option(False, "Keep the features of probes in the run's folder, for other sizes later.")
     observe: Several[str] = option(
         (),
         "Send each record to an observer: tensorboard[:dir=DIR], mlflow[:uri=URI], or your own. Repeatable.",

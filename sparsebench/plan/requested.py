@@ -45,6 +45,8 @@ def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_w
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     tasks = []
     for entry, changes in _entries(suite, request, registry, has_weights):
+        if entry.is_probe:
+            entry = _probe_of(entry, request, has_weights)
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         tasks.append(RequestedTask(entry, registry.task(entry.name), changes, contenders))
     return tasks
@@ -56,6 +58,7 @@ def _entries(
     """Yield the requested entries of the suite, or new entries for other tasks, with the requested parameters.
 
     A new entry trains networks if the request says on how many samples. Otherwise it tests the user's trained weights.
+    In a suite of probes a new entry is a probe too, with the numbers of images and the budgets of the first entry.
     """
     of_suite = _entries_of_figures(suite, request.figures)
     retrained = [entry for entry in of_suite if entry.network and _trains_anew(entry, request, registry)]
@@ -98,6 +101,9 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     Raises:
         UserError: neither a training nor trained weights are requested.
     """
+    if all(entry.is_probe for entry in suite.task):
+        usual = suite.task[0]
+        return SuiteTask(name=name, n_train=usual.n_train, budgets=usual.budgets, model="timm", track="probe")
     if request.n_train or not registry.task(name).trains:
         return SuiteTask(name=name, n_train=request.n_train or (0,))
     if has_weights or request.pretrained:
@@ -109,8 +115,33 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     )
 
 
+def _probe_of(entry: SuiteTask, request: Request, has_weights: bool) -> SuiteTask:
+    """Return the entry of a probe on the user's network, if weights are given, else on the suite's networks.
+
+    Raises:
+        UserError: a model is named without its weights, or the networks are for pictures.
+    """
+    if request.single:
+        raise UserError(
+            "pictures are of networks, and not of the probes on their features",
+            got=f"task '{entry.name}' of a suite of probes",
+            next_step="choose another suite, such as quick, or folder for your weights",
+        )
+    if has_weights or request.pretrained:
+        return entry.model_copy(update={"network": ""})
+    if entry.network and request.model is not None:
+        raise UserError(
+            "a probe is learned on the features of trained weights",
+            got=f"--model {request.model} without weights",
+            next_step="give --weights FILE or --pretrained, or leave --model out",
+        )
+    return entry
+
+
 def _trains_anew(entry: SuiteTask, request: Request, registry: Registry) -> bool:
     """Return whether a request with --n-train or --model trains a task for which its suite has trained networks."""
+    if entry.is_probe:
+        return False
     if request.n_train:
         return True
     if request.model is None:

@@ -12,7 +12,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, ValidationError
 
 from sparsebench.errors import UserError, reason_of, unknown
-from sparsebench.records.record import Precision, Track, Where
+from sparsebench.records.record import ON_TRAINED, Precision, Track, Where
 from sparsebench.strategy.budget import Budget
 
 
@@ -32,11 +32,12 @@ class SuiteTask(_Model):
         each_schedule_at: a share of the MACs. A strategy that chooses its schedule at this budget also runs with each
             schedule that it can choose, so that boards show how much depends on the choice.
         strategies: strategies as NAME[:PARAM=V,V...], in place of the suite's baselines.
-        track: see `record.Track`. The tracks "frozen" and "tuned" start from trained networks.
+        track: see `record.Track`. All tracks but "scratch" start from trained networks.
         network: the suite whose task of the same name trains these networks, with its own parameters, model and
             n_train. This task's parameters change them for the test or the fine-tuning. Its n_train is the number of
-            images to fine-tune on, or for "frozen" the number of images that a strategy may fit on. "" on the track
-            "frozen": the user gives trained weights of the model.
+            images to fine-tune on, or for "frozen" the number of images that a strategy may fit on. "" on the tracks
+            "frozen" and "probe": the user gives trained weights of the model. Weights that the user gives replace the
+            suite's networks on the track "probe".
         gpu_precision: the precision of tests on a GPU, see `record.Cell`; on a CPU it is float32.
         figure: the figure of a paper that uses these cells, so that they can be run separately.
     """
@@ -73,12 +74,17 @@ class SuiteTask(_Model):
     @property
     def training(self) -> "SuiteTask | None":
         """The task of the suite `network` that trains the networks; None without a network. `load` finds it."""
-        return self._training
+        return self._training if self.network else None  # a copy without a network keeps the private attribute
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether probes are learned on the features of its networks."""
+        return self.track == "probe"
 
     @property
     def tests_weights(self) -> bool:
         """Whether it tests trained weights that the user gives."""
-        return self.track == "frozen" and not self.network
+        return self.track in ON_TRAINED and not self.network
 
 
 def combinations(fixed: dict[str, Any], swept: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
@@ -96,6 +102,7 @@ class Suite(_Model):
         main_task: the task whose accuracy comes first on boards; "" for the first task.
         sample_complexity: the metric that tells whether a training succeeded, from which sample complexity is computed;
             "" for none.
+        target: the accuracy of probes for which boards say how many training images it needs; 0 for none.
     """
 
     name: str
@@ -108,6 +115,7 @@ class Suite(_Model):
     own_pictures: bool = False
     main_task: str = ""
     sample_complexity: str = ""
+    target: float = Field(0.0, ge=0, le=1)
     task: tuple[SuiteTask, ...] = Field(min_length=1)
 
 

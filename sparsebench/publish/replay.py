@@ -49,12 +49,13 @@ from sparsebench.publish.submission import (
     read_records,
 )
 from sparsebench.records import manifests, store
-from sparsebench.records.record import Cell, Origin, Record, canonical
+from sparsebench.records.record import ON_TRAINED, Cell, Origin, Record, canonical
 from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import launched_by
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
+from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources.composites import LOCATED
 from sparsebench.testing import process
 
@@ -237,6 +238,9 @@ def _run(
         located = _locate([job.cell for job in queue], registry, files, manifest.plugin)
         places = dict(located.places) | official_places(files, queue, located.places)
         places |= networks.places({job.after for job in queue} - {""})
+        for task in (job.cell.task for job in queue if job.cell.task.name == Folder.name):
+            if task.params.get("train"):  # the training pictures of a probe, beside those of the test
+                places |= Folder.model_validate(task.params).for_probe(places, files.skip_bad)[1]
         plan = Plan(
             jobs=queue,
             todo=queue,
@@ -257,12 +261,12 @@ def _add_jobs(
 ) -> None:
     """Add the jobs of a record's cell and of the cells that it starts from, by cell id.
 
-    A cell tests the network of another cell if its track is frozen, or if its strategy acts in the test only. A cell of
-    the strategy's own file trains its network itself, as this process does not import the file.
+    A cell tests the network of another cell if its track is in ON_TRAINED, or if its strategy acts in the test only.
+    A cell of the strategy's own file trains its network itself, as this process does not import the file.
     """
     cell = record.cell
     trained = None
-    if cell.track == "frozen":
+    if cell.track in ON_TRAINED:
         trained = cell.init
     elif not is_own(cell, manifest.plugin):
         resolved = JobMaker(registry).training_of(registry.resolve(cell))
@@ -371,7 +375,7 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
     if not near and before.trajectory != after.trajectory:
         return "keeps other numbers of tokens here"
     agreement = float((items_of(before).predicted == items_of(after).predicted).mean())
-    if (before.cell.n_train == 0 or before.cell.track == "frozen") and agreement < AGREEING:
+    if (before.cell.n_train == 0 or before.cell.track in ON_TRAINED) and agreement < AGREEING:
         return f"trains no network, but only {agreement:.2%} of its predictions are the same here"
     return ""
 

@@ -510,7 +510,8 @@ def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
     parts = [canonical(part.model_dump(mode="json")) for part in (record.cell.task, record.cell.model)]
     steps, n = record.trajectory, len(items.labels)
     with suppress(UserError):
-        cost = _cost(*parts, task.class_count(items.labels))
+        classes = 0 if record.cell.probe else task.class_count(items.labels)  # features have no head
+        cost = _cost(*parts, classes)
         dense = cost.dense()
         if len(steps) != len(dense):
             yield f"its trajectory has {len(steps)} blocks, but the model has {len(dense)}"

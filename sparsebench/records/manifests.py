@@ -60,7 +60,8 @@ class SuiteEntry(Value):
     Attributes:
         name, version: those of the suite if all its cells were requested; otherwise `OWN` and 1.
         settings: sorted hashes of the settings in which every strategy is measured, see `setting_of`.
-        main_task, sample_complexity: see `plan.request.Suite`; "" without a suite or if an earlier version wrote it.
+        main_task, sample_complexity, target: see `plan.suite.Suite`; "" or 0 without a suite or if an earlier version
+            wrote it.
     """
 
     name: str
@@ -68,6 +69,7 @@ class SuiteEntry(Value):
     settings: tuple[str, ...]
     main_task: str = Field("", exclude_if=not_)
     sample_complexity: str = Field("", exclude_if=not_)
+    target: float = Field(0.0, exclude_if=not_)
 
 
 class FileEntry(Value):

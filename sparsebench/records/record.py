@@ -35,8 +35,13 @@ PRETRAINED = "pretrained"
 NETWORK = ("weights", "weights_key", PRETRAINED)
 """Model parameters that select trained weights: a file, a state dict in it, or the weights of the model's name."""
 Where = Literal["both", "train", "test"]
-Track = Literal["frozen", "tuned", "scratch"]
-"""What is trained with the strategy: nothing, a trained network (fine-tuning), or a network from its first step."""
+Track = Literal["frozen", "probe", "tuned", "scratch"]
+"""What is trained with the strategy: nothing; a probe on the features of a trained network; a trained network
+(fine-tuning); or a network from its first step."""
+ON_TRAINED: tuple[Track, ...] = ("frozen", "probe")
+"""The tracks on which networks are trained already, and do not change."""
+Pooling = Literal["model", "patches"]
+"""What the features of an image are: what the model pools, or the mean of its patches after the last norm."""
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -94,6 +99,18 @@ class Part(Value):
         return cls(name=instance.name, params=params, revision=revision)
 
 
+class Probe(Value):
+    """How a cell of the track probe is measured.
+
+    Attributes:
+        pool: number of training images of which features are computed. The cell's `n_train` images are some of them.
+        pooling: what the features are.
+    """
+
+    pool: Whole = Field(gt=0)
+    pooling: Pooling = "model"
+
+
 class Cell(Value):
     """One combination of task, model, strategy, budget, number of training samples and repetition.
 
@@ -105,6 +122,7 @@ class Cell(Value):
         track: the ranking that the cell is part of.
         precision: precision of matrix products when a trained network is tested; bfloat16 uses autocast. With float32,
             the parameters of the model determine the precision.
+        probe: how the probe is measured, on the track probe.
     """
 
     task: Part
@@ -117,6 +135,12 @@ class Cell(Value):
     init: Cell | None = None
     track: Track = Field("scratch", exclude_if=lambda track: track == "scratch")
     precision: Precision = Field("float32", exclude_if=lambda precision: precision == "float32")
+    probe: Probe | None = Field(None, exclude_if=lambda probe: probe is None)
+
+    @property
+    def drawn(self) -> int:
+        """The number of training images that the task draws."""
+        return self.n_train if self.probe is None else self.probe.pool
 
     @property
     def model_params(self) -> dict[str, JsonValue]:
@@ -129,6 +153,7 @@ class Cell(Value):
         """The name of the trained weights that the cell only tests; "" if each repetition trains its own network.
 
         With trained weights, the repetition seeds the random numbers of the strategy and the task's choice of pictures.
+        On the track probe each repetition trains its own probe, so the name is empty there.
         """
         trains = self.n_train > 0 and self.track != "frozen"
         if trains or self.init is not None:
@@ -149,7 +174,15 @@ class Cell(Value):
     @cached_property
     def draw(self) -> str:
         """Hash of the data: cells with the same draw have the same data, for all models and strategies."""
-        return digest([self.task.model_dump(mode="json"), self.n_train, self.repetition])
+        return digest([self.task.model_dump(mode="json"), self.drawn, self.repetition])
+
+    @property
+    def features(self) -> str:
+        """Hash of the features that the cell's probe learns from; "" on the other tracks.
+
+        Cells that differ in the number of training samples alone have the same features.
+        """
+        return "" if self.probe is None else digest(self.model_dump(mode="json", exclude={"n_train"}))
 
     def __copy__(self) -> Cell:
         copy = super().__copy__()
@@ -202,7 +235,8 @@ class Outcomes(Value):
     """The outcomes of n test items as bytes; see `bytes_of` and `measure.metrics.Items`.
 
     In JSON they are zlib-compressed 16-bit integers in base 64. `foreground` is empty if items have no foreground, or
-    if a picture's number does not fit into 16 bits.
+    if a picture's number does not fit into 16 bits. `neighbour` has the predictions of the nearest neighbours on the
+    track probe, and is empty on the others.
     """
 
     model_config = ConfigDict(extra="ignore")  # earlier versions stored losses here
@@ -213,8 +247,9 @@ class Outcomes(Value):
     group: bytes
     rank: bytes
     foreground: bytes
+    neighbour: bytes = Field(b"", exclude_if=not_)
 
-    @field_validator("predicted", "label", "group", "rank", "foreground", mode="before")
+    @field_validator("predicted", "label", "group", "rank", "foreground", "neighbour", mode="before")
     @classmethod
     def _unpack(cls, content: Any, info: ValidationInfo) -> Any:
         if isinstance(content, str):
@@ -228,7 +263,7 @@ class Outcomes(Value):
             raise ValueError(f"{len(content)} bytes for {n} test items")
         return content
 
-    @field_serializer("predicted", "label", "group", "rank", "foreground", when_used="json")
+    @field_serializer("predicted", "label", "group", "rank", "foreground", "neighbour", when_used="json")
     def _pack(self, content: bytes) -> str:
         numbers = numbers_of(content, self.n).astype("<u2").tobytes()
         return base64.b64encode(zlib.compress(numbers)).decode() if content else ""

@@ -5,6 +5,7 @@ OUT/records/<the same>.parquet                      the same records, sealed, wi
 OUT/environments/<hash>.json                        a machine with its libraries; `manifests` has the other sidecars
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.pt                        state of an unfinished training, until its record is stored
+OUT/features/<hash>.safetensors                     features that probes learn from, until the run ends
 OUT/underway/<host>-<pid>.json                      progress of a run, until no cells are left
 OUT/underway/<host>-<pid>-<random>.cells            the cells of the run and of other shards, until all have records
 OUT/.cells.lock                                     byte-range locks of the cells that are running
@@ -61,6 +62,11 @@ def weights_path(out: Path, cell_id: str) -> Path:
 def checkpoint_path(out: Path, cell_id: str) -> Path:
     """Return the path of the checkpoint of a cell during its training."""
     return out / "checkpoints" / f"{cell_id}.pt"
+
+
+def features_path(out: Path, name: str) -> Path:
+    """Return the path of the features with this name, see `Job.features`."""
+    return out / "features" / f"{name}.safetensors"
 
 
 def check_writable(out: Path) -> None:

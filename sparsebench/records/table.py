@@ -19,7 +19,18 @@ from pydantic import BaseModel
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of, shortage
 from sparsebench.measure.metrics import Metric, kind_of
-from sparsebench.records.record import NETWORK, SCHEMA, Cell, Origin, Part, Record, RecordSummary, Where, canonical
+from sparsebench.records.record import (
+    NETWORK,
+    ON_TRAINED,
+    SCHEMA,
+    Cell,
+    Origin,
+    Part,
+    Record,
+    RecordSummary,
+    Where,
+    canonical,
+)
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import is_named
 
@@ -33,7 +44,7 @@ ALL: Columns = bool
 """Selects all columns."""
 
 ITEMS, LABELS, PREDICTIONS, RANKS = "test_items", "test_labels", "test_predictions", "test_ranks"
-GROUPS, FOREGROUNDS = "test_groups", "test_foregrounds"
+GROUPS, FOREGROUNDS, NEIGHBOURS = "test_groups", "test_foregrounds", "test_neighbours"
 OUTCOMES = (ITEMS, LABELS, PREDICTIONS)
 """Columns of outcomes: the number n of test items, then (n,) integers each as bytes, see `numbers_of`."""
 CHECKSUM = "checksum"
@@ -45,11 +56,18 @@ SUMMARY = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
 OF_RECORD = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
 OF_ORIGIN = tuple(Origin.model_fields)
 """Columns that are fields of a record (OF_RECORD) and of its origin (OF_ORIGIN)."""
-ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS: "predicted", RANKS: "rank"}
+ITEM = {
+    LABELS: "label",
+    GROUPS: "group",
+    FOREGROUNDS: "foreground",
+    PREDICTIONS: "predicted",
+    RANKS: "rank",
+    NEIGHBOURS: "neighbour",
+}
 """Columns of bytes, and their fields of `Outcomes`."""
 PARTS = ("cell", "init", "metrics", "trajectory", "schedule", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `row_of`. Values and intervals of metrics have their own columns."""
-ADDED = frozenset({"schedule"})
+ADDED = frozenset({"schedule", NEIGHBOURS})
 """Columns that older files lack. A file has them only if one of its rows has a value."""
 TYPE_OF_COLUMN = {
     **dict.fromkeys(
@@ -86,7 +104,7 @@ TYPE_OF_COLUMN = {
 """The columns of every table, and their types. All other columns are numbers: metrics and the ends of intervals."""
 FIXED = frozenset({*TYPE_OF_COLUMN, "checks", "checks_remark"})
 """Columns that do not belong to a metric."""
-DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
+DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS, NEIGHBOURS)
 """Columns whose values mostly differ between rows."""
 SHARED = tuple(name for name, kind in TYPE_OF_COLUMN.items() if kind in ("string", "binary") and name not in DIFFERENT)
 """Columns that are dictionary-encoded: each distinct value is stored once."""
@@ -112,7 +130,7 @@ LEVEL = 12
 LONG = 1000
 """Maximum number of characters of a text in a row, except for a setting, which is JSON."""
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
-"""Suffix of a budget's text: where the budget applies. The frozen track needs none: it is always the test."""
+"""Suffix of a budget's text: where the budget applies. The tracks ON_TRAINED need none: it is always the test."""
 IDENTITY = (
     "strategy_name",
     "strategy_params",
@@ -126,7 +144,7 @@ IDENTITY = (
 
 
 def setting_text(cell: Cell) -> str:
-    """Return the setting of a cell as JSON: task, model with the precision of the test, and previous trainings.
+    """Return the setting of a cell as JSON: task, model with the precision of the test, previous trainings, the probe.
 
     Repetitions of one training have the same setting, and so have checkpoints of one architecture.
     """
@@ -135,7 +153,8 @@ def setting_text(cell: Cell) -> str:
     model["params"] = {name: value for name, value in cell.model_params.items() if name not in weights}
     trainings = [] if cell.track == "scratch" else cell.inits
     network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
-    return plain(canonical([cell.task.model_dump(), model, *network]), None)
+    probe = [] if cell.probe is None else [cell.probe.model_dump()]
+    return plain(canonical([cell.task.model_dump(), model, *network, *probe]), None)
 
 
 def row_of(record: Record, checksum: int = 0) -> Row:
@@ -152,7 +171,7 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         "task": cell.task.name,
         "model": cell.model.name,
         "strategy": record.label,
-        "budget": cell.budget.label + ("" if track == "frozen" else WHERE[cell.where]),
+        "budget": cell.budget.label + ("" if track in ON_TRAINED else WHERE[cell.where]),
         "n_train": cell.n_train,
         "track": track,
         "repetition": cell.repetition,
@@ -169,6 +188,8 @@ def row_of(record: Record, checksum: int = 0) -> Row:
     row["setting"] = setting_text(cell)
     for name, field in ITEM.items():
         row[name] = getattr(outcomes, field, b"")
+        if name in ADDED:
+            row[name] = row[name] or None
     metrics = _metrics_with_columns(record)
     for name, part in _json_parts(record, metrics).items():
         row[name] = canonical(part) if part else None
@@ -222,7 +243,7 @@ def identity_of(cell: str, strategy: str, track: str) -> Row:
         "budget_value": plain(budget.value, LONG),
         "budget_rounding": budget.rounding,
         "budget_places": budget.places,
-        "budget_where": "both" if track == "frozen" else parts.where,
+        "budget_where": "both" if track in ON_TRAINED else parts.where,
     }
 
 
@@ -434,7 +455,7 @@ def record_of(row: Row) -> Record:
         }
         for name, (unit, n, method) in parts.get("metrics", {}).items()
     }
-    outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
+    outcomes = {"n": row[ITEMS]} | {field: row.get(name) or b"" for name, field in ITEM.items()} if row[ITEMS] else None
     return Record.model_validate(
         parts
         | {name: row[name] for name in OF_RECORD}

@@ -97,6 +97,7 @@ def _suite_entry(suite: Suite, request: Request, registry: Registry, jobs: Itera
         settings=_settings_of_all(cells),
         main_task=suite.main_task or suite.task[0].name,
         sample_complexity=suite.sample_complexity,
+        target=suite.target,
     )
 
 

@@ -203,7 +203,9 @@ class Queue:
         if first is None:
             return []
         batch = [first]
-        if first.together:
+        if first.features:  # probes on the same features: one worker computes them once
+            batch += (job for job in ready if job.features == first.features)
+        elif first.together:
             alike = (job for job in ready if job.together and job.code == first.code)
             batch += islice(alike, self.largest_batch - 1)
         for job in batch:

@@ -22,8 +22,9 @@ from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Model, Network, Start
 from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Cell, ScheduleChoice, digest
+from sparsebench.records.record import ON_TRAINED, Cell, Probe, ScheduleChoice, digest
 from sparsebench.runner.environment import RunEnvironment
+from sparsebench.runner.features import Probed
 from sparsebench.runner.process import OnProgress
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
@@ -55,6 +56,7 @@ class Context:
     Attributes:
         trusted: strategies, with task and model, that passed the check for leaks.
         fitted: results of `Strategy.fit`, by the hash of all that they depend on.
+        features: the features of the last probe, or their name and the error that they ended with.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Context:
     ):
         self.environment, self.alone, self.on_progress = environment, alone, on_progress
         self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
+        self.features: Probed | tuple[str, Exception] | None = None
         self._draw = ""
         self._data: Data | None = None
         self._images: dict[str, torch.Tensor] = {}
@@ -78,7 +81,7 @@ class Context:
         self._data = None  # frees memory before the next draw
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
-            data = task.draw(cell.n_train, cell.repetition, self.environment.locations)
+            data = task.draw(cell.drawn, cell.repetition, self.environment.locations)
         splits = [split for split in (data.train, data.test, data.validation) if split is not None]
         arrays = [value for part in (data, *splits) for value in vars(part).values() if isinstance(value, np.ndarray)]
         if any(isinstance(array, np.memmap) for array in arrays) or sum(array.nbytes for array in arrays) > MOST:
@@ -166,7 +169,8 @@ class Prepared:
     @property
     def is_trained(self) -> bool:
         """Whether the network is trained already, so that the cell only tests it."""
-        return self.outcome is not None or bool(self.cell.network) or not self.task.trains
+        trained_before = self.outcome is not None or self.cell.track in ON_TRAINED
+        return trained_before or bool(self.cell.network) or not self.task.trains
 
     @property
     def recipe(self) -> Recipe:
@@ -176,7 +180,7 @@ class Prepared:
     @property
     def order(self) -> tuple[object, ...]:
         """The dimensions that seed the order of the training samples. All strategies have the same order."""
-        return "order", self.cell.task.name, self.cell.n_train, self.cell.repetition
+        return "order", self.cell.task.name, self.cell.drawn, self.cell.repetition
 
     @property
     def in_training(self) -> Actor | None:
@@ -210,6 +214,8 @@ def prepare(job: Job, registry: Registry, context: Context, *, head: bool = True
     data = _data(task, cell, context)
     network = model.build(data if head else replace(data, classes=()), cell.repetition)
     start, outcome = _load_start(job, network, task, model, data, context)
+    if cell.probe is not None:
+        _prepare_for_probe(cell.probe, network, strategy)
     network.module.to(device)
 
     augmentation = _augmentation(cell, task.recipe(), data.train, network, device)
@@ -217,6 +223,9 @@ def prepare(job: Job, registry: Registry, context: Context, *, head: bool = True
     test = context.samples(data.test, network.grid)
     test.absent = _absent_classes(data, device)
     validation = None if data.validation is None else context.samples(data.validation, network.grid)
+
+    if cell.probe is not None:  # nothing that acts needs labels: only the probe itself learns them, from `data`
+        train.labels, test.labels = torch.zeros_like(train.labels), torch.zeros_like(test.labels)
 
     teacher = _teacher_of(network, strategy) if strategy.distils and start.head else None
     budget, choice = cell.budget, None
@@ -253,6 +262,24 @@ def _load_start(
     fresh = () if same_task else HEADS  # the head of another task is not used (Li et al. 2023)
     content = _load_file(network, context.environment.weights(cell.init.id), fresh, "first network")
     return Start(hashlib.sha256(content).hexdigest(), head=same_task), None
+
+
+def _prepare_for_probe(probe: Probe, network: Network, strategy: Strategy) -> None:
+    """Make features the outputs of a network.
+
+    Raises:
+        UnsupportedError: the network gives no features, or the strategy reads labels or the outputs of a head.
+    """
+    if strategy.fits() and strategy.fit_labels:
+        raise UnsupportedError(
+            f"'{strategy.name}' learns from labels of training images, which a probe with few labels would not count"
+        )
+    if "outputs" in strategy.reads():
+        raise UnsupportedError(f"'{strategy.name}' reads the outputs of a head, and a probe has features alone")
+    drop_head = getattr(network, "drop_head", None)
+    if drop_head is None:
+        raise UnsupportedError("this model does not give the features that a probe needs: drop_head is missing")
+    drop_head(probe.pooling)
 
 
 def _absent_classes(data: Data, device: str) -> torch.Tensor | None:
@@ -308,7 +335,7 @@ def choose_schedule(
             f"the schedule of '{strategy.name}' is chosen on training images, and there are none here: state the "
             "schedule instead of schedule=auto"
         )
-    dimensions = "schedule", cell.task.name, cell.n_train, cell.repetition
+    dimensions = "schedule", cell.task.name, cell.drawn, cell.repetition
     order = seeds.generator(*dimensions).permutation(len(samples.labels))[:MANY]
     rows = torch.from_numpy(order).to(samples.labels.device)
     chosen = choose(
@@ -318,7 +345,7 @@ def choose_schedule(
         samples,
         rows,
         stream=seeds.seed_of(*dimensions, strategy.name),
-        classifies=head and task.recipe().loss == "cross-entropy",
+        classifies=head and cell.probe is None and task.recipe().loss == "cross-entropy",
         source=source,
     )
     return chosen.budget, chosen.choice
@@ -417,7 +444,7 @@ def _actor(cell: Cell, strategy: Strategy, budget: Budget, network: Network, tas
             f"'{strategy.name}' must be trained with the network, and here it acts in the test only: it belongs to the "
             "tracks tuned and scratch"
         )
-    stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
+    stream = seeds.seed_of("strategy", cell.task.name, cell.drawn, cell.repetition)
     actor = Actor(strategy, budget, network.cost, network.grid, stream)
     if actor.learned:
         device = next(network.module.parameters()).device
@@ -430,7 +457,7 @@ def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, de
     if not (recipe.flip or recipe.shift):
         return None
     assert network.grid is not None
-    stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
+    stream = seeds.seed_of("augment", cell.task.name, cell.drawn, cell.repetition)
     boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
     return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
 
@@ -457,7 +484,7 @@ def fit_on(prepared: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     strategy, train, cell = actor.strategy, prepared.train, prepared.cell
     if not len(train.labels):
         raise UnsupportedError(f"'{strategy.name}' looks at training images before the test, and there are none here")
-    dimensions = cell.task.name, cell.n_train, cell.repetition
+    dimensions = cell.task.name, cell.drawn, cell.repetition
     order = seeds.generator("fit", *dimensions).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
     identity = cell.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})

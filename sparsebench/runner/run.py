@@ -24,7 +24,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Record
 from sparsebench.records.store import Store
-from sparsebench.runner import devices, progress
+from sparsebench.runner import devices, features, progress
 from sparsebench.runner.descriptions import descriptions
 from sparsebench.runner.engines import LARGEST_BATCH, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
 from sparsebench.runner.environment import RunEnvironment
@@ -156,6 +156,9 @@ def carry_out(
             _collect(plan, chosen_engine, environment, workers, opened, callbacks, observers)
         else:
             progress.clear(opened)
+    if not execution.keep_features:
+        for name in {job.features for job in plan.jobs} - {""}:
+            features.remove(features.path_of(out, name, plan.device))
     opened.refresh()
 
 

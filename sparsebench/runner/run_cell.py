@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import hashlib
 import logging
@@ -41,9 +42,10 @@ from sparsebench.models.base import Network
 from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Outcomes, Record, ScheduleChoice, Status, bytes_of, digest
+from sparsebench.records.record import Cell, Failure, Outcomes, Record, ScheduleChoice, Status, bytes_of, digest
 from sparsebench.runner.devices import machine, turn
 from sparsebench.runner.environment import RunEnvironment
+from sparsebench.runner.features import Probed, Shared, features_at, path_of, rounded
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.strategy.base import Strategy, place_of
@@ -51,14 +53,17 @@ from sparsebench.tasks.base import Data, Split, Task, relevant
 from sparsebench.tasks.images import PictureTask
 from sparsebench.training.evaluation import (
     Evaluation,
+    Passes,
     check_leaks,
     evaluate,
+    features,
     first_batch,
     influences,
     seconds_per_batch,
 )
 from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import Checkpoint, EarlyStopping, Training, Watch
+from sparsebench.training.probes import linear_probe, neighbours, rows_of_probe
 from sparsebench.training.steps import Autograd, Samples, Steps
 
 REPORT_INTERVAL = 1.0
@@ -73,6 +78,11 @@ KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Exceptions whose message is sufficient. Others are stored with their type and traceback."""
 FEWEST_TIMED = 4
 """Fewest batches of a test whose median time is used. If the test has fewer, one batch is timed repeatedly."""
+BATCHES_OF_PROBE, FEWEST_OF_PROBE = 16, 1
+"""Fewest batches of a probe's images on a CPU, so that some can be timed although each image passes once; and the
+fewest timed batches."""
+LOWEST_LOG = -100.0
+"""The lowest logarithm of a probability in the loss of a probe."""
 MISPLANNED = 0.02
 """A record notes a larger relative difference of actual and planned MACs if the token counts are as planned."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
@@ -108,7 +118,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
     device, exclusive = context.environment.device, context.environment.execution.exclusive
     # The callback restarts the clock of the time limit, so waiting does not count.
     with turn(device, lambda: context.on_progress((), 0.0)) if exclusive else nullcontext():
-        several = len(jobs) > 1 and device != "cpu"
+        several = len(jobs) > 1 and device != "cpu" and not jobs[0].features
         together = _train_together(jobs, registry, context) if several else {}
         for job in jobs:
             yield _run_cell(job, registry, context, together.pop(job.cell.id, None))
@@ -164,16 +174,24 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
     clock = time.perf_counter() - seconds_before
     result = Result()
     device = context.environment.device
+
+    def on_prepared(ready: Prepared) -> None:
+        nonlocal prepared
+        prepared = ready
+
     try:
-        if prepared is None or outcome is None:
+        if job.cell.probe is not None:
+            add_probe(result, job.cell, _features(job, registry, context, on_prepared))
+        else:
+            if prepared is None or outcome is None:
+                _seed(job, device)
+                prepared = prepare(job, registry, context)
+                _seed(job, device)
+                outcome = _train(job, prepared, context, result)
+            elif isinstance(outcome, DivergedError):
+                raise outcome
             _seed(job, device)
-            prepared = prepare(job, registry, context)
-            _seed(job, device)
-            outcome = _train(job, prepared, context, result)
-        elif isinstance(outcome, DivergedError):
-            raise outcome
-        _seed(job, device)
-        _test(job, prepared, outcome, context, result)
+            _test(job, prepared, outcome, context, result)
     except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
@@ -214,11 +232,11 @@ def _write_to_log(job: Job, status: Status, error: BaseException) -> None:
 
 
 def _seed(job: Job, device: str) -> None:
-    """Seed torch's generators by the cell's id.
+    """Seed torch's generators by the cell's id, or by the name of the features that it shares with other cells.
 
     torch.manual_seed would queue a call with a stack trace for each unused kind of device, in a list without end.
     """
-    seed = seeds.seed_of("cell", job.cell.id)
+    seed = seeds.seed_of("cell", job.features or job.cell.id)
     torch.default_generator.manual_seed(seed)
     if device != "cpu":
         torch.cuda.manual_seed_all(seed)
@@ -351,6 +369,133 @@ def _notes_on(prepared: Prepared, steps: Steps, checkpoint: Checkpoint | None) -
     return notes
 
 
+def _features(job: Job, registry: Registry, context: Context, on_prepared: Callable[[Prepared], None]) -> Probed:
+    """Return the features that a cell's probe learns from: of the last cell, of a file, or computed now.
+
+    If they cannot be computed, the next cells with the same features fail at once with the same error.
+
+    Args:
+        job, registry, context: the cell and its surroundings.
+        on_prepared: called with the cell if features are computed.
+    """
+    path = path_of(context.environment.out, job.features, context.environment.device)
+    last = context.features
+    if isinstance(last, Probed) and last.name == path.stem:
+        return last
+    if last is not None and not isinstance(last, Probed) and last[0] == path.stem:
+        raise last[1]
+
+    def compute() -> Probed:
+        _seed(job, context.environment.device)
+        prepared = prepare(job, registry, context)
+        on_prepared(prepared)
+        _seed(job, context.environment.device)
+        return probed_of(job, prepared, context, path.stem)
+
+    try:
+        context.features = features_at(path, path.stem, compute)
+    except Exception as error:
+        if _status_of(error) in ("failed", "unsupported"):
+            context.features = path.stem, error
+        raise
+    return context.features
+
+
+def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Probed:
+    """Return the features of the training and test images of a cell, each of which passes the network once.
+
+    Raises:
+        DivergedError: the weights or features are not finite.
+        StrategyError: kept tokens or features depend on labels or masks.
+    """
+    network, actor, data = prepared.network, prepared.in_test, prepared.data
+    shared = Result()
+    shared.schedule = prepared.schedule
+    _check_weights_are_finite(prepared)
+    _fit(prepared, actor, context, shared)
+    _calibrate(shared, prepared)
+    n_train, n_test = len(prepared.train.labels), len(prepared.test.labels)
+    usual = first_batch(network, prepared.test)
+    if context.environment.device == "cpu":
+        usual = min(usual, max(1, (n_train + n_test) // BATCHES_OF_PROBE))
+    asked = context.environment.execution.batch
+    first = asked or usual
+    trust = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name, "probe"
+    if actor is not None and trust not in context.trusted:
+        check_leaks(network, actor, prepared.test, None, first)
+    report = _reports(job, context, n_train + n_test)
+    # Training and test images have equal numbers, so they are different passes.
+    train = features(network, actor, prepared.train, first, visit=1, on_done=report)
+    has_mask = prepared.test.relevance is not None
+    test = features(network, actor, prepared.test, first, choices=has_mask, on_done=lambda done: report(n_train + done))
+    if not (np.isfinite(train.outputs).all() and np.isfinite(test.outputs).all()):
+        raise _not_finite(prepared, "features are not finite")
+    context.trusted.add(trust)
+
+    _add_selection(shared, prepared, test)
+    _add_passes(shared, prepared, replace(test, seconds=[*train.seconds, *test.seconds]), asked, first, FEWEST_OF_PROBE)
+    foregrounds = data.test.foregrounds
+    both = rounded(np.concatenate([train.outputs, test.outputs]))
+    return Probed(
+        name=name,
+        train=both[:n_train],
+        test=both[n_train:],
+        train_labels=np.asarray(data.train.labels, dtype=np.int64),
+        train_groups=np.asarray(data.train.groups, dtype=np.int64),
+        test_labels=np.asarray(data.test.labels, dtype=np.int64),
+        test_groups=np.asarray(data.test.groups, dtype=np.int64),
+        foregrounds=np.asarray([] if foregrounds is None else foregrounds, dtype=np.int64),
+        classes=data.classes,
+        groups=data.group_names,
+        shared=Shared.model_validate({name: getattr(shared, name) for name in Shared.model_fields}),
+    )
+
+
+def add_probe(result: Result, cell: Cell, probed: Probed) -> None:
+    """Learn the probe of a cell, and fill the result with its accuracies and with what it shares with other cells."""
+    shared = probed.shared
+    result.metrics |= shared.metrics
+    result.trajectory = shared.trajectory
+    result.schedule = shared.schedule
+    result.samples |= shared.samples
+    result.notes |= shared.notes
+
+    rows = rows_of_probe(probed.train_labels, cell.n_train, cell.task.name, cell.repetition)
+    train, labels = probed.train[rows], probed.train_labels[rows]
+    n_classes = len(probed.classes)
+    probe = linear_probe(train, labels, probed.test, n_classes)
+    near = neighbours(train, labels, probed.test, n_classes)
+    truth = probed.test_labels
+    of_label = np.take_along_axis(probe.scores, truth[:, None], axis=1)
+    items = Items(
+        predicted=probe.scores.argmax(axis=1),
+        labels=truth,
+        groups=probed.test_groups,
+        ranks=(probe.scores > of_label).sum(axis=1),
+        losses=-np.maximum(of_label[:, 0], LOWEST_LOG).astype(np.float32),
+        foregrounds=probed.foregrounds if len(probed.foregrounds) else None,
+    )
+    sizes = np.bincount(probed.train_groups[rows], minlength=len(probed.groups))
+    result.metrics |= scores(items, n_classes, probed.groups, sizes.tolist())
+    result.add("p_label", items.p_label, len(truth))
+    result.metrics["neighbour_accuracy"] = share(near == truth)
+    result.notes["probe"] = f"C={probe.C:g}"
+    result.outcomes = _outcomes(items, near)
+
+
+def _outcomes(items: Items, neighbour: np.ndarray | None = None) -> Outcomes:
+    """Return the outcomes of items for a record; `neighbour` are the predictions of nearest neighbours, if any."""
+    return Outcomes(
+        n=len(items.labels),
+        predicted=bytes_of(items.predicted),
+        label=bytes_of(items.labels),
+        group=bytes_of(items.groups),
+        rank=bytes_of(items.ranks),
+        foreground=bytes_of(items.foregrounds),
+        neighbour=bytes_of(neighbour),
+    )
+
+
 def _test(job: Job, prepared: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
     """Test a trained cell and fill its result; store the weights if other cells need them."""
     _fit(prepared, prepared.in_test, context, result)
@@ -411,14 +556,31 @@ def measure(
     _add_outcomes(result, prepared.task, prepared.data, evaluation)
     _add_selection(result, prepared, evaluation)
     _add_spuriosity(result, prepared)
-    _add_cost(result, network, prepared.in_test, evaluation)
+    _add_passes(result, prepared, evaluation, batch, first)
+
+
+def _add_passes(
+    result: Result, prepared: Prepared, passes: Passes, batch: int | None, first: int, fewest: int = FEWEST_TIMED
+) -> None:
+    """Add cost, size and speed, and notes on the passes of the test.
+
+    Args:
+        result: the result.
+        prepared: the cell.
+        passes: what strategy and network did with the test items.
+        batch: the batch size that the user asked for, if any.
+        first: the batch size that was tried first.
+        fewest: see FEWEST_TIMED.
+    """
+    network = prepared.network
+    _add_cost(result, network, prepared.in_test, passes)
     result.add("parameters", sum(weight.numel() for weight in network.module.parameters()), 1)
     if prepared.task.inputs == "images":
-        _add_timing(result, network, prepared.in_test, prepared.test, evaluation)
-    was_halved = evaluation.batch < first
+        _add_timing(result, network, prepared.in_test, prepared.test, passes, fewest)
+    was_halved = passes.batch < first
     if batch or was_halved:
         why = f"; the device had no memory for {first}" if was_halved else ""
-        result.notes["test_batch"] = f"{evaluation.batch}{why}"
+        result.notes["test_batch"] = f"{passes.batch}{why}"
     result.notes |= _notes_on_network(prepared)
 
 
@@ -455,7 +617,12 @@ def _calibrate(result: Result, prepared: Prepared) -> None:
         return
     if not len(prepared.train.labels):
         return
-    calibrated = calibrate(prepared.network, actor, prepared.train)
+    samples = prepared.train
+    if prepared.cell.probe is not None:  # training images of a probe may be sorted by class
+        samples = copy.copy(samples)
+        order = seeds.generator("calibrate", *prepared.order).permutation(len(samples.labels))
+        samples.items = torch.from_numpy(order).to(samples.labels.device)
+    calibrated = calibrate(prepared.network, actor, samples)
     if calibrated is not None:
         budget, ratio, images = calibrated
         spent = f"{ratio:.4f} of the dense MACs on {images} training images"
@@ -501,14 +668,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     for name, success in task.successes(items.loss, items.accuracy).items():
         result.add(name, float(success), 1, "" if decider_of(name) else _unit_of(task, name))
     _add_metrics_of_task(result, task, items, test)
-    result.outcomes = Outcomes(
-        n=len(test.labels),
-        predicted=bytes_of(items.predicted),
-        label=bytes_of(items.labels),
-        group=bytes_of(items.groups),
-        rank=bytes_of(items.ranks),
-        foreground=bytes_of(items.foregrounds),
-    )
+    result.outcomes = _outcomes(items)
 
 
 def _add_metrics_of_task(result: Result, task: Task, items: Items, test: Split) -> None:
@@ -545,7 +705,7 @@ def _unit_of(task: Task, name: str) -> str:
     return units[name]
 
 
-def _add_selection(result: Result, prepared: Prepared, evaluation: Evaluation) -> None:
+def _add_selection(result: Result, prepared: Prepared, passes: Passes) -> None:
     """Add precision, recall and AUROC of the selection of relevant tokens: at the end, and by block if several.
 
     They are None if the relevant tokens are unknown.
@@ -555,9 +715,9 @@ def _add_selection(result: Result, prepared: Prepared, evaluation: Evaluation) -
             result.add(name, None, 0)
         return
     matter = relevant(prepared.test.relevance.cpu().numpy(), prepared.data.test.mask)
-    at_end, *in_blocks = evaluation.choices
+    at_end, *in_blocks = passes.choices
     for name, value in zip(SELECTION, quality(at_end.kept, at_end.scores, matter), strict=True):
-        result.add(name, value, len(evaluation.predicted))
+        result.add(name, value, len(passes.kept))
     if prepared.network.cost.depth == 1 or not in_blocks:
         return
     result.samples["selection_blocks"] = tuple(float(choice.block) for choice in in_blocks)
@@ -594,11 +754,11 @@ def _add_spuriosity(result: Result, prepared: Prepared) -> None:
         result.add(f"m_tsi{suffix}", m_tsi, number)
 
 
-def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
+def _add_cost(result: Result, network: Network, actor: Actor | None, passes: Passes) -> None:
     """Add the realised MACs, the dense MACs and the planned share of the dense MACs."""
-    cost, n = network.cost, len(evaluation.predicted)
+    cost, n = network.cost, len(passes.kept)
     dense_steps = cost.dense()
-    steps = evaluation.steps or dense_steps
+    steps = passes.steps or dense_steps
     planned_steps = dense_steps if actor is None else actor.planned
     dense_macs, macs, planned_macs = cost.macs(dense_steps), cost.macs(steps), cost.macs(planned_steps)
     # The counts of an adaptive strategy are limits, from which no MACs follow.
@@ -608,8 +768,8 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     result.add("macs", macs, n)
     result.add("macs_dense", dense_macs, n)
     result.add("macs_ratio", macs / dense_macs, n)
-    if len(evaluation.macs) and np.ptp(evaluation.macs):
-        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
+    if len(passes.macs) and np.ptp(passes.macs):
+        result.add("macs_p95", float(np.quantile(passes.macs, 0.95)), n)
     result.add("macs_ratio_planned", None if counts_are_limits else planned_macs / dense_macs, n)
     if _is_misplanned(steps, macs, planned_steps, planned_macs):
         shares = f"{macs / dense_macs:.3f} of the dense MACs, planned as {planned_macs / dense_macs:.3f}"
@@ -631,11 +791,11 @@ def _is_misplanned(steps: Sequence[Step], macs: float, planned_steps: Sequence[S
 
 
 def _add_timing(
-    result: Result, network: Network, actor: Actor | None, samples: Samples, evaluation: Evaluation
+    result: Result, network: Network, actor: Actor | None, samples: Samples, passes: Passes, fewest: int
 ) -> None:
-    """Add the speed of the test. If it had too few batches, one batch is timed repeatedly."""
-    batch, seconds = evaluation.batch, evaluation.seconds
-    if len(seconds) < FEWEST_TIMED:
+    """Add the speed of the test. If fewer batches than `fewest` were timed, one batch is timed repeatedly."""
+    batch, seconds = passes.batch, passes.seconds
+    if len(seconds) < fewest:
         batch, seconds = seconds_per_batch(network, actor, samples, batch)
     result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
     result.add("images_per_s", batch / float(np.median(seconds)), len(seconds))

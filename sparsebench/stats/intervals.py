@@ -10,6 +10,8 @@ import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 2000
+BELOW = 0.0
+"""Stands for a number of training images below the smallest one tried; infinity stands for one above the largest."""
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:

@@ -278,6 +278,29 @@ class Task(BaseModel):
         """
         return self
 
+    @property
+    def reads_head(self) -> bool:
+        """Whether it needs the head of trained weights: it trains nothing, and is not for a probe."""
+        return not self.trains
+
+    def for_probe(self, locations: Locations, skip_bad: bool = False) -> tuple[Task, Mapping[str, Path]]:
+        """Return the task with the training images of a probe, and the places of pictures that this adds.
+
+        Args:
+            locations: the paths of its pictures.
+            skip_bad: whether pictures that cannot be read are left out; otherwise they are an error.
+
+        Raises:
+            UserError: a probe cannot be learned on the task.
+        """
+        if self.inputs != "images" or not self.trains:
+            raise UserError(f"task '{self.name}' has no training images for a probe")
+        return self, {}
+
+    def training_counts(self, locations: Locations) -> np.ndarray | None:
+        """Return the (classes,) numbers of training images that exist for a probe; None if there is no limit."""
+        return None
+
     def schedule_images(self, count: int, repetition: int, locations: Locations) -> tuple[Split, str] | None:
         """Return images on which schedules are chosen (schedule=auto), and a text that says which; labels are not used.
 

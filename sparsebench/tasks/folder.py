@@ -15,6 +15,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError, few
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
+from sparsebench.tasks.groups import shares
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import (
     Contents,
@@ -43,6 +44,10 @@ USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
 SPLITS = ("val", "test")
 """Subfolders with test pictures, in order of priority."""
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
+HALF = 0.5
+"""The share of the pictures that a probe learns from, if there is no folder of training pictures."""
+LEAST_OF_CLASS = 2
+"""Fewest training pictures of a class for a probe."""
 
 
 def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
@@ -100,6 +105,13 @@ def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
     return np.asarray(rgb.resize((width, height), method).crop((left, top, left + canvas, top + canvas)))
 
 
+def _train_folder_of(root: Path) -> Path | None:
+    """Return the folder train beside the folder of the test pictures; None without pictures there."""
+    train = root.parent / "train"
+    is_there = root.name in SPLITS and train.is_dir()
+    return train if is_there and _pictures_in(train) else None
+
+
 @cache
 def _pictures_in(root: Path) -> list[str]:
     """Return the paths of the pictures below a folder, listed once in a process: ImageNet has a million."""
@@ -134,7 +146,7 @@ class Folder(Task):
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "timm"
     trains: ClassVar[bool] = False
-    added: ClassVar[frozenset[str]] = frozenset({"classes", "head", "among", "choose_on"})
+    added: ClassVar[frozenset[str]] = frozenset({"classes", "head", "among", "choose_on", "train", "split"})
 
     images: str = Field("", description="the pictures: given by --images folder:DIR")
     canvas: int = Field(0, ge=0, description="side of the image in pixels; 0: as in the model")
@@ -168,13 +180,27 @@ class Folder(Task):
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
+    train: str = Field("", description="training pictures of a probe: those of DIR/train; set by sparsebench")
+    split: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the pictures of each class that a probe learns from, other ones in each repetition; 0: "
+        "DIR/train, or half of the pictures without this folder",
+    )
+
+    @property
+    def reads_head(self) -> bool:
+        """See `Task.reads_head`."""
+        return not (self.train or self.split)
+
     def class_count(self, labels: np.ndarray) -> int:
         """See `Task.class_count`: the parameter `head`, which cells store."""
         return self.head or super().class_count(labels)
 
     def draws_test(self) -> bool:
         """See `Task.draws_test`: without `test`, each repetition tests all pictures."""
-        return self.test > 0
+        return self.test > 0 or self.split > 0
 
     def check(self) -> None:
         """See `Task.check`."""
@@ -220,6 +246,47 @@ class Folder(Task):
             _compare_orders(path_of(self.images, locations), numbered, tuple(folders))
         return self.model_copy(update={"labels": numbered.labels, "head": len(numbered.classes)})
 
+    def for_probe(self, locations: Locations, skip_bad: bool = False) -> tuple[Folder, Mapping[str, Path]]:
+        """See `Task.for_probe`: the pictures of DIR/train, or without it a share of the pictures of each class.
+
+        The classes of a probe are the class folders, sorted by name.
+        """
+        root = path_of(self.images, locations)
+        classes = tuple(self._folders(locations))
+        of_cell = self.head == len(classes) and not self.reads_head  # a cell's task has this already
+        if not of_cell and (self.labels not in ("auto", "names") or self.classes or self.head):
+            raise UserError(
+                "a probe learns the class folders, and needs no classes of a head",
+                got=f"labels={self.labels}",
+                next_step="leave labels, classes and head out",
+            )
+        probed = self.model_copy(update={"labels": "names", "head": len(classes)})
+        train = _train_folder_of(root)
+        if train is None or self.split:
+            probed = probed.model_copy(update={"split": self.split or HALF})
+            places: dict[str, Path] = {}
+        else:
+            files = contents(listing(train), skip_bad=skip_bad, belongs=lambda path: "/" in path)
+            if odd := sorted({*classes_in(files, LAYOUT)} ^ {*classes}):
+                raise UserError(f"{train} and {root} have different classes", got=odd)
+            probed = probed.model_copy(update={"train": f"folder-{files.fingerprint}"})
+            places = {probed.train: train}
+        counts = probed.training_counts({**locations, **places})
+        if counts.min() < LEAST_OF_CLASS:
+            raise UserError(
+                f"{root}: a probe needs {LEAST_OF_CLASS} training pictures of each class",
+                got=f"{counts.min()} of '{classes[int(counts.argmin())]}'",
+                next_step="add pictures, or remove the class",
+            )
+        return probed, places
+
+    def training_counts(self, locations: Locations) -> np.ndarray:
+        """See `Task.training_counts`."""
+        if self.train:
+            return np.array([len(names) for names in self._folders(locations, self.train).values()])
+        counts = np.array([len(names) for names in self._folders(locations).values()])
+        return np.minimum(np.rint(self.split * counts), counts - 1).astype(int)
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`: no training steps."""
         return Recipe("cross-entropy", "adamw", lr=0.0, batch=1, epochs=0, steps=0)
@@ -236,9 +303,38 @@ class Folder(Task):
         images = self._pixels(chosen, locations).array()
         labels = np.array([number_of[name.partition("/")[0]] for name in chosen], dtype=np.int64)
         # Numbers of pictures matter only if repetitions draw some of them: several may then draw the same picture.
-        test = Split(images, labels, np.zeros_like(labels), foregrounds=foregrounds if self.test else None)
+        draws = self.draws_test()
+        test = Split(images, labels, np.zeros_like(labels), foregrounds=foregrounds if draws else None)
         among = np.array(numbers) if self.among == "folders" else None
-        return Data(Split(images[:0], labels[:0], labels[:0]), test, classes, among=among)
+        train = Split(images[:0], labels[:0], labels[:0])
+        if n_train:
+            names = self._training_pictures(n_train, repetition, locations)
+            drawn = np.array([number_of[name.partition("/")[0]] for name in names], dtype=np.int64)
+            pixels = self._pixels(names, locations, self.train or self.images).array()
+            train = Split(pixels, drawn, np.zeros_like(drawn))
+        return Data(train, test, classes, among=among)
+
+    def _training_pictures(self, n: int, repetition: int, locations: Locations) -> list[str]:
+        """Return the sorted paths of n training pictures of a probe, with the shares of the classes."""
+        if self.train:
+            folders = self._folders(locations, self.train)
+            available = [
+                list(seeds.generator("train", self.train, repetition, folder).permutation(names))
+                for folder, names in folders.items()
+            ]
+        else:
+            available = [names[:count] for names, count in self._shuffled(repetition, locations)]
+        sizes = shares(np.array([len(names) for names in available]), n, LEAST_OF_CLASS)
+        return sorted(str(name) for names, size in zip(available, sizes, strict=True) for name in names[:size])
+
+    def _shuffled(self, repetition: int, locations: Locations) -> list[tuple[list[str], int]]:
+        """Return the pictures of each class in random order, and how many of the first are training pictures."""
+        shuffled = []
+        counts = self.training_counts(locations)
+        for (folder, names), count in zip(self._folders(locations).items(), counts, strict=True):
+            order = seeds.generator("split", self.images, repetition, folder).permutation(len(names))
+            shuffled.append(([names[i] for i in order], int(count)))
+        return shuffled
 
     def _number(self, folders: Iterable[str], head: int | None, locations: Locations) -> Numbered:
         """Return the class of each folder; `head` is the number of classes of the head, used if the cell has none."""
@@ -253,7 +349,11 @@ class Folder(Task):
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        return (self._pixels(self._choose(repetition, locations)[0], locations),)
+        test = self._pixels(self._choose(repetition, locations)[0], locations)
+        if not n_train:
+            return (test,)
+        names = self._training_pictures(n_train, repetition, locations)
+        return test, self._pixels(names, locations, self.train or self.images)
 
     def schedule_images(self, count: int, repetition: int, locations: Locations) -> tuple[Split, str]:
         """See `Task.schedule_images`: pictures of DIR/train, or pictures that the test does not use."""
@@ -275,24 +375,25 @@ class Folder(Task):
         chosen, *_ = self._choose(repetition, locations)
         if self.choose_on == "test":
             return root, chosen, "test pictures, without labels"
-        train = root.parent / "train"
-        if root.name in SPLITS and train.is_dir() and (names := _pictures_in(train)):
-            return train, names, "pictures of the folder train"
+        train = None if self.split else _train_folder_of(root)
+        if train is not None:
+            return train, _pictures_in(train), "pictures of the folder train"
         in_test = set(chosen)
         others = [name for names in self._folders(locations).values() for name in names if name not in in_test]
         if not others:
             raise UserError(
                 f"schedule=auto needs pictures other than the test's, and {root} has none",
-                next_step=f"put some into {train if root.name in SPLITS else root / 'train'}, test fewer with "
+                next_step=f"put some into {(root.parent if root.name in SPLITS else root) / 'train'}, test fewer with "
                 "--task folder:test=N, or allow the test pictures without their labels with "
                 "--task folder:choose_on=test",
             )
         return root, others, "pictures that the test does not use"
 
-    def _folders(self, locations: Locations) -> dict[str, list[str]]:
-        """Return the paths of the pictures by class folder, both sorted."""
+    def _folders(self, locations: Locations, images: str = "") -> dict[str, list[str]]:
+        """Return the paths of the pictures by class folder, both sorted; `images` are the test pictures by default."""
         folders: dict[str, list[str]] = {}
-        pictures = contents_of(self.images, path_of(self.images, locations)).pictures
+        images = images or self.images
+        pictures = contents_of(images, path_of(images, locations)).pictures
         for folder, inside, name in sorted(name.partition("/") for name in pictures):
             if inside:
                 folders.setdefault(folder, []).append(f"{folder}/{name}")
@@ -302,16 +403,21 @@ class Folder(Task):
         """Return the paths of the test pictures, all class folders, and the numbers of the test pictures."""
         folders = self._folders(locations)
         paths = [name for names in folders.values() for name in names]
-        if self.test > (count := len(paths)):
+        chosen = np.arange(len(paths))
+        if self.split:
+            learned = {name for names, count in self._shuffled(repetition, locations) for name in names[:count]}
+            chosen = np.array([i for i in chosen if paths[i] not in learned])
+        if self.test > (count := len(chosen)):
             raise UserError("test of task 'folder'", got=self.test, allowed=f"at most {count}, the number of pictures")
-        chosen = np.arange(count)
         if self.test:
-            chosen = np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
+            order = seeds.generator(self.name, self.images, repetition).permutation(count)
+            chosen = np.sort(chosen[order[: self.test]])
         return [paths[i] for i in chosen], list(folders), chosen
 
-    def _pixels(self, names: Sequence[str], locations: Locations) -> Pixels:
-        """Return the pictures of these names, cut by the task's parameters."""
+    def _pixels(self, names: Sequence[str], locations: Locations, images: str = "") -> Pixels:
+        """Return the pictures of these names, cut by the task's parameters; see `_folders`."""
         cut = self.with_cut({}).model_dump(include=set(USUAL))
         size, method = cut.pop("canvas"), "-".join(f"{key}-{value}" for key, value in cut.items())
-        folder = contents_of(self.images, path_of(self.images, locations))
+        images = images or self.images
+        folder = contents_of(images, path_of(images, locations))
         return folder.pixels(names, size, partial(cut_out, **cut), method)

@@ -119,13 +119,19 @@ class GroupTask(PictureTask):
         return rows.loc[np.sort(np.concatenate(lines))]
 
 
-def shares(counts: np.ndarray, n: int) -> np.ndarray:
-    """Return how many of n each group gets: in proportion to `counts`, by largest remainders, but at least one."""
+def shares(counts: np.ndarray, n: int, least: int = 1) -> np.ndarray:
+    """Return how many of n each group gets: in proportion to `counts`, by largest remainders, but at least `least`.
+
+    Args:
+        counts: (G,) sizes of the groups, each at least `least`.
+        n: from G times `least` to the sum of the counts.
+        least: the smallest number.
+    """
     exact = counts * (n / counts.sum())
-    out = np.maximum(np.floor(exact), 1).astype(np.int64)
+    out = np.maximum(np.floor(exact), least).astype(np.int64)
     while (missing := n - int(out.sum())) != 0:
         step = 1 if missing > 0 else -1
-        room = (out < counts) if step > 0 else (out > 1)
+        room = (out < counts) if step > 0 else (out > least)
         out[np.where(room, step * (exact - out), -np.inf).argmax()] += step
     return out
 

@@ -65,8 +65,8 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Items):
-    """The outcomes of the test items, n samples of N tokens. All groups are 0, since they are not known here.
+class Passes:
+    """What strategy and network did with n samples of N tokens.
 
     Attributes:
         kept: (n, N) booleans, the patches that are present at the end.
@@ -84,6 +84,20 @@ class Evaluation(Items):
     macs: np.ndarray
     batch: int
     seconds: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Items, Passes):
+    """The outcomes of the test items, with their passes. All groups are 0, since they are not known here."""
+
+    kept: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features(Passes):
+    """The (n, C) float32 outputs of a network without a head for n samples, with their passes."""
+
+    outputs: np.ndarray
 
 
 def first_batch(network: Network, samples: Samples) -> int:
@@ -117,9 +131,39 @@ def evaluate(
         choices: whether to return the selection of each block.
         on_done: called after each batch with the number of samples done.
     """
-    report = on_done or (lambda done: None)
-    first = batch or first_batch(network, samples)
-    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, choices, report))
+
+    def work(size: int) -> Evaluation:
+        outcomes = _Outcomes(network, samples, choices, recipe)
+        seconds = _pass_all(network, actor, samples, size, outcomes, on_done)
+        return outcomes.evaluation(size, seconds)
+
+    return halving(batch or first_batch(network, samples), work)
+
+
+def features(
+    network: Network,
+    actor: Actor | None,
+    samples: Samples,
+    batch: int | None = None,
+    *,
+    visit: int = 0,
+    choices: bool = False,
+    on_done: Callable[[int], None] | None = None,
+) -> Features:
+    """Return the outputs of a network without a head for all samples; see `evaluate`.
+
+    Args:
+        network, actor, samples, batch, choices, on_done: see `evaluate`.
+        visit: number of the pass, which seeds the strategy's random numbers. Splits whose samples have equal numbers
+            need different passes.
+    """
+
+    def work(size: int) -> Features:
+        outcomes = _Outputs(network, samples, choices)
+        seconds = _pass_all(network, actor, samples, size, outcomes, on_done, visit)
+        return outcomes.features(size, seconds)
+
+    return halving(batch or first_batch(network, samples), work)
 
 
 def halving(batch: int, work: Callable[[int], T]) -> T:
@@ -139,37 +183,37 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
 
 
 @torch.no_grad()
-def _evaluate(
+def _pass_all(
     network: Network,
     actor: Actor | None,
     samples: Samples,
-    recipe: Recipe,
     batch: int,
-    choices: bool,
-    on_done: Callable[[int], None],
-) -> Evaluation:
+    outcomes: _Outputs,
+    on_done: Callable[[int], None] | None,
+    visit: int = 0,
+) -> list[float]:
+    """Add the outputs of all samples to `outcomes`, and return `Passes.seconds`."""
     network.module.eval()
-    outcomes = _Outcomes(network, samples, recipe, choices)
     marks: list[tuple[Any, Any]] = []
     done = 0
     for rows, inputs in samples.batches(batch):
         start = _mark(samples.labels.device)
-        acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
+        acting = None if actor is None else samples.begin(actor, rows, visit=visit, training=False)
         outputs = outputs_of(network, inputs, acting)
         marks.append((start, _mark(samples.labels.device)))
         outcomes.add(rows, outputs, acting)
         done += len(rows)
-        on_done(done)
+        if on_done is not None:
+            on_done(done)
     full_batches = done // batch
-    seconds = [_seconds(*pair) for pair in marks[1:full_batches]]
-    return outcomes.evaluation(batch, seconds)
+    return [_seconds(*pair) for pair in marks[1:full_batches]]
 
 
-class _Outcomes:
-    """The outcomes of the batches of a test. They stay on the device until the end, unless choices are wanted."""
+class _Outputs:
+    """The outputs of batches. They stay on the device until the end, unless choices are wanted."""
 
-    def __init__(self, network: Network, samples: Samples, recipe: Recipe, choices: bool):
-        self.network, self.samples, self.recipe, self.wants_choices = network, samples, recipe, choices
+    def __init__(self, network: Network, samples: Samples, choices: bool):
+        self.network, self.samples, self.wants_choices = network, samples, choices
         self.tensors = defaultdict[str, list[Tensor]](list)
         self.choices: list[list[Choice]] = []
         self.steps: list[list[tuple[int, Step]]] = []
@@ -177,15 +221,7 @@ class _Outcomes:
 
     def add(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
         """Add the outputs of a batch, and the selection of the strategy in its pass, if any."""
-        if self.samples.absent is not None:
-            outputs = outputs.masked_fill(self.samples.absent, -torch.inf)
-        labels = self.samples.labels[rows]
-        self.tensors["predicted"].append(predictions(self.recipe, outputs))
-        self.tensors["losses"].append(losses(self.recipe, outputs, labels).float())
-        self.tensors["ranks"].append(ranks(self.recipe, outputs, labels))
-        if self.recipe.loss == "cross-entropy":
-            self.tensors["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
-
+        self.keep(rows, outputs)
         N = self.network.cost.tokens
         if acting is None:
             kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
@@ -197,21 +233,48 @@ class _Outcomes:
         if self.wants_choices:
             self.choices.append(_choices_of_batch(kept, acting, N))
 
+    def keep(self, rows: Tensor, outputs: Tensor) -> None:
+        """Keep what is needed of the outputs of a batch."""
+        self.tensors["outputs"].append(outputs.float())
+
+    def features(self, batch: int, seconds: list[float]) -> Features:
+        """Return the outputs of all batches, with the batch size and the seconds of its full batches."""
+        return Features(**self._passes(batch, seconds))
+
+    def _passes(self, batch: int, seconds: list[float]) -> dict[str, Any]:
+        """Return the tensors of all batches as arrays, and the other fields of `Passes`."""
+        by_block = zip(*self.choices, strict=True)
+        return {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()} | {
+            "choices": [_join(parts) for parts in by_block if any(part.has_choice for part in parts)],
+            "steps": [mean_step(block) for block in zip(*self.steps, strict=True)],
+            "macs": np.concatenate(self.macs) if self.macs else np.empty(0),
+            "batch": batch,
+            "seconds": seconds,
+        }
+
+
+class _Outcomes(_Outputs):
+    """The outcomes of the batches of a test."""
+
+    def __init__(self, network: Network, samples: Samples, choices: bool, recipe: Recipe):
+        super().__init__(network, samples, choices)
+        self.recipe = recipe
+
+    def keep(self, rows: Tensor, outputs: Tensor) -> None:
+        """See `_Outputs.keep`: predictions, losses, ranks, and with a cross-entropy the confidence."""
+        if self.samples.absent is not None:
+            outputs = outputs.masked_fill(self.samples.absent, -torch.inf)
+        labels = self.samples.labels[rows]
+        self.tensors["predicted"].append(predictions(self.recipe, outputs))
+        self.tensors["losses"].append(losses(self.recipe, outputs, labels).float())
+        self.tensors["ranks"].append(ranks(self.recipe, outputs, labels))
+        if self.recipe.loss == "cross-entropy":
+            self.tensors["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
+
     def evaluation(self, batch: int, seconds: list[float]) -> Evaluation:
         """Return the evaluation of all batches, with the batch size and the seconds of its full batches."""
         labels = self.samples.labels[self.samples.items].cpu().numpy()
-        arrays: dict[str, Any] = {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()}
-        by_block = zip(*self.choices, strict=True)
-        return Evaluation(
-            **arrays,
-            labels=labels,
-            groups=np.zeros_like(labels),
-            choices=[_join(parts) for parts in by_block if any(part.has_choice for part in parts)],
-            steps=[mean_step(block) for block in zip(*self.steps, strict=True)],
-            macs=np.concatenate(self.macs) if self.macs else np.empty(0),
-            batch=batch,
-            seconds=seconds,
-        )
+        return Evaluation(**self._passes(batch, seconds), labels=labels, groups=np.zeros_like(labels))
 
 
 def _choices_of_batch(kept: Tensor, acting: Pass | None, N: int) -> list[Choice]:
@@ -375,11 +438,15 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)))
 
 
-def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> None:
+def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe | None, batch: int) -> None:
     """Test some samples twice, the second time with labels and masks of other samples, and compare the results.
 
     Labels and masks are exchanged in place, so code that finds them in any way gets the exchanged ones. The masks of an
     oracle, which may read them, are not exchanged. Random states are restored.
+
+    Args:
+        network, actor, samples, batch: see `evaluate`.
+        recipe: the task's recipe; None for a network without a head, whose outputs are compared.
 
     Raises:
         StrategyError: kept tokens or predictions depend on labels or masks, or the strategy changes its view in place.
@@ -390,22 +457,34 @@ def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe
     watched, strategy = copy.copy(actor), Watched(actor.strategy)
     watched.strategy = cast(Any, strategy)
     with seeds.global_states_kept():
-        first = evaluate(network, watched, few, recipe, batch)
+        first_kept, first_answers = _answers(network, watched, few, recipe, batch)
     if strategy.changed:
         raise StrategyError(f"changed in place: {', '.join(f'view.{name}' for name in sorted(strategy.changed))}")
     with seeds.global_states_kept(), _exchange(samples.labels, mask):
-        second = evaluate(network, actor, few, recipe, batch)
+        second_kept, second_answers = _answers(network, actor, few, recipe, batch)
     n = len(few.items)
-    if kept := (second.kept != first.kept).any(axis=1).sum():
+    if kept := (second_kept != first_kept).any(axis=1).sum():
         raise StrategyError(
             f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
             "oracle may, or does not choose the same twice"
         )
-    if predicted := (second.predicted != first.predicted).sum():
+    if differ := (second_answers != first_answers).any(axis=1).sum():
+        answer = "other features" if recipe is None else "another prediction"
         raise StrategyError(
-            f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
+            f"with labels and masks of other samples {differ} of {n} had {answer}: what classes them "
             "knows the labels, or does not do the same twice"
         )
+
+
+def _answers(
+    network: Network, actor: Actor, samples: Samples, recipe: Recipe | None, batch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the (n, N) kept patches, and the (n, 1) predictions, or without a recipe the (n, C) outputs."""
+    if recipe is None:
+        passes = features(network, actor, samples, batch)
+        return passes.kept, passes.outputs
+    evaluation = evaluate(network, actor, samples, recipe, batch)
+    return evaluation.kept, evaluation.predicted[:, None]
 
 
 @contextmanager
