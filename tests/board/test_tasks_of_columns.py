@@ -17,7 +17,7 @@ from sparsebench.board.reading import MAIN, SUCCESS
 from sparsebench.board.tables import FORMATS, Table, render
 from sparsebench.cli import main
 
-pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+pytestmark = pytest.mark.usefixtures("timed_once")
 
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
 RUNS = {
