@@ -57,8 +57,9 @@ class Cropr(Strategy):
         from torch import nn
 
         C = place.width
-        parts = nn.ModuleDict({"queries": nn.Embedding(self.queries, C)})
-        nn.init.normal_(parts["queries"].weight, std=0.02)
+        queries = nn.Embedding(self.queries, C)
+        nn.init.normal_(queries.weight, std=0.02)
+        parts = nn.ModuleDict({"queries": queries})
         if self.projections:
             parts["norm"] = nn.LayerNorm(C, eps=1e-5)
             parts["q"], parts["k"] = (nn.Linear(C, C, bias=False) for _ in range(2))
