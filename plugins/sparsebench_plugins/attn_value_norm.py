@@ -21,6 +21,7 @@ class AttnValueNorm(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "values"})
     citation: ClassVar[str] = "Fayyaz et al., Adaptive token sampling (ATS), ECCV 2022"
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = "the tokens with the largest scores stay, while ATS samples tokens by them: see ats"
 
     def scores(self, view: TokenView) -> "Tensor":

@@ -24,6 +24,7 @@ class ColumnNorm(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention_maps"})
     citation: ClassVar[str] = "Col-Ln, arXiv 2603.27900, 2026"
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = "from a description of the paper: the mean over heads and n = 2 are chosen here"
 
     n: float = Field(2.0, gt=1, description="order of the norm")

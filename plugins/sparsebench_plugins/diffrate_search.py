@@ -50,6 +50,7 @@ class DiffRateSearch(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2023}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "the network is trained in the same steps, while the paper learns only the counts, and the loss includes the "
         "MACs from the first step"

@@ -26,6 +26,7 @@ class DivPrune(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2025}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = "acts within the network, while the paper selects once, before a language model"
 
     def own_macs(self, place: Place) -> float:

@@ -34,6 +34,7 @@ class DPCKNN(Strategy):
   year = {2022}
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("dpc_knn:keep_rate=0.7", "DeiT-S"),)
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = "all members of a cluster have the same weight, while the published weights are learned"
 
     neighbours: int = Field(5, gt=0, description="k, number of nearest tokens that define the density")

@@ -28,6 +28,7 @@ class FisherMask(Strategy):
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "it ranks positions, and has seen images in their own order"
     }
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "only the first step of V-Pruner, written from its abstract: the diagonal of the Fisher information of a "
         "factor of each token before block 0 ranks the positions; the search over positions and blocks by "

@@ -29,6 +29,7 @@ class IdleViT(Strategy):
   year = {2023},
   url = {https://arxiv.org/abs/2310.05654}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "IdleViT is fine-tuned with a token cut loss on its attention maps, while nothing is trained here; the score "
         "of an idle token, and the blocks in which the counts fall, are this project's choice"

@@ -29,6 +29,7 @@ class KMedoids(Strategy):
     how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Marin et al., Token pooling in vision transformers, WACV 2023"
     published: ClassVar[tuple[Published, ...]] = (Published("k_medoids:keep_rate=0.7,iterations=3", "DeiT-S"),)
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "acts inside a block, with the attention of that block, while the paper acts between blocks, with the "
         "attention of the previous block"

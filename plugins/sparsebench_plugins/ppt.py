@@ -30,6 +30,7 @@ class PPT(Strategy):
   journal = {arXiv preprint arXiv:2310.01812},
   year = {2023}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "written from a description of the paper; chosen here are the threshold, which is the same for all networks in "
         "units of the squared mean score at the input, scores that sum to 1 as in ATS, the reduction in every block, "

@@ -28,6 +28,7 @@ class PruMerge(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2025}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "acts within the network, while the paper acts once, before a language model; the budget sets the token count, "
         "while the paper keeps outliers of the attention; the weights of a mean sum to 1"

@@ -28,6 +28,7 @@ class SiT(Strategy):
   booktitle = {European Conference on Computer Vision},
   year = {2022}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = "without the distillation that reconstructs all tokens from the new ones"
 
     def module(self, place: Place) -> "Module":

@@ -30,6 +30,7 @@ class VisPruner(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2025}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "acts within the network, while the paper acts once, before a language model; the number of tokens that leave "
         "in a round is this project's choice"

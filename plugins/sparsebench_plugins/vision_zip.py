@@ -32,6 +32,7 @@ class VisionZip(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2025}
 }"""
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "acts within the network, while the paper acts once, before a language model; means weight tokens by their "
         "sizes; written from descriptions of the paper, in which keys are compared by their inner products"

@@ -38,6 +38,7 @@ class ZeroTPrune(Strategy):
   year = {2024}
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("zero_tprune:macs=0.653", "DeiT-S", 3.0),)
+    variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
         "the blocks, the rates, the share of tokens removed as similar and the grouping are this project's choice; the "
         "bounds of a head's variance refer to s T"

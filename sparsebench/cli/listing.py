@@ -28,7 +28,7 @@ from sparsebench.records.record import digest
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.sources import cache
 
-_KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation")
+_KEYS = ("name", "kind", "site", "needs", "trained", "exports", "variant", "from", "what", "citation")
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
 
 
@@ -75,7 +75,9 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
     for entry in registry.strategies():
         cls, source = entry.cls, f"{entry.origin.distribution} {entry.origin.version}".strip()
         needs, trained = ", ".join(sorted(cls.needs)), "yes" if cls.trained else "fits" if cls.fits() else "no"
-        values = cls.name, cls.kind, cls.site, needs, trained, exportable(cls), source, first_line(cls), cls.citation
+        variant = "variant" if cls.variant else ""
+        what = first_line(cls), cls.citation
+        values = cls.name, cls.kind, cls.site, needs, trained, exportable(cls), variant, source, *what
         rows.append(dict(zip(_KEYS, values, strict=True)))
     broken = sorted(registry.broken.items())
     return rows + [dict.fromkeys(_KEYS, "") | {"name": name, "kind": "broken", "what": why} for name, why in broken]
@@ -189,7 +191,8 @@ def _about(category: str, cls: Any) -> str:
     if category == "strategy":
         differs = cls.differs or ("nothing known" if cls.citation or cls.published else "no method is published")
         lines += [f"published: {setting}" for setting in cls.published or ("no known setting",)]
-        lines += [f"differs from the published method: {differs}", ""]
+        mark = "a variant of the published method" if cls.variant else "differs from the published method"
+        lines += [f"{mark}: {differs}", ""]
     lines += [inspect.cleandoc(cls.__doc__ or ""), ""]
     if category == "strategy":
         lines += _traits(cls)

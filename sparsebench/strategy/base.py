@@ -149,6 +149,7 @@ class Strategy(BaseModel):
             `sparsebench check`.
         published: the settings of the paper, as values for --plugin, the best-known setting first.
         differs: difference to the published method, in one sentence without a full stop; "" if no difference is known.
+        variant: whether, because of what `differs` says, results must not be taken for those of the published method.
         schedule: the default schedule, if the budget does not set one, see `Budget`.
         first: the share of the blocks before the first removal, for schedules that remove tokens in every block.
         convention: the default rule for rounding token counts from a keep rate, see `Budget`.
@@ -184,6 +185,7 @@ class Strategy(BaseModel):
     bibtex: ClassVar[str] = ""
     published: ClassVar[tuple[Published, ...]] = ()
     differs: ClassVar[str] = ""
+    variant: ClassVar[bool] = False
     expected_failures: ClassVar[Mapping[str, str]] = {}
     schedule: ClassVar[Schedule] = "stages"
     first: ClassVar[float] = 0.0
@@ -459,6 +461,7 @@ def complaint(candidate: object) -> str | None:
         _faults_of_site(candidate),
         _faults_of_fit(candidate),
         _faults_of_needs(candidate),
+        _faults_of_variant(candidate),
         _faults_of_methods(candidate),
     )
     fault = next(faults, None)
@@ -503,6 +506,12 @@ def _faults_of_needs(cls: type[Strategy]) -> Iterator[str]:
         yield f" needs the relevance mask, so its kind must be 'oracle', got '{cls.kind}'"
     if "previous_attention" in cls.needs and cls.site != "block":
         yield f" needs previous_attention, so its site must be 'block', got '{cls.site}'"
+
+
+def _faults_of_variant(cls: type[Strategy]) -> Iterator[str]:
+    """Yield that a variant does not say how it differs, as `_faults_of_site`."""
+    if cls.variant and not cls.differs:
+        yield " is a variant: say in `differs` how it differs from the published method"
 
 
 def _faults_of_methods(cls: type[Strategy]) -> Iterator[str]:

@@ -59,19 +59,21 @@ def largest_volume(kernel: Tensor, keep: int) -> Tensor:
     return torch.stack(choices, dim=1)
 
 
-def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:
+def bipartite(keys: Tensor, keep: int, prefix: int, *, in_order: bool = False) -> tuple[Tensor, Tensor]:
     """Return the groups of bipartite soft matching (Bolya et al. 2023, Section 3).
 
     In the whole sequence, with class and register tokens first, A is the set of the patches at even positions, and B
     that of the patches at odd positions. Each token of A is paired with the token of B that has the most similar key
     (cosine, mean over heads). In the N - M most similar pairs, the token of A joins that of B.
 
-    The other tokens of A are the first groups: in their order, or, if P = 0, most similar first. B follows.
+    The other tokens of A are the first groups: in their order, or, if P = 0 and not `in_order`, most similar first. B
+    follows.
 
     Args:
         keys: (B, H, N, d) keys of the patch tokens.
         keep: M, number of groups.
         prefix: P, number of class and register tokens; they are never matched.
+        in_order: whether the other tokens of A keep their order also if P = 0.
 
     Returns:
         (B, N) the group of each token, as in `Merge`; and (B, N) booleans, True for the tokens of A that leave.
@@ -83,7 +85,7 @@ def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:
     n, N = metric.shape[:2]
     r, stay = N - keep, rank.shape[1] - (N - keep)
     leaving = rank < r
-    place = (~leaving).cumsum(dim=1) - 1 if prefix else rank - r  # of the tokens of A that stay
+    place = (~leaving).cumsum(dim=1) - 1 if prefix or in_order else rank - r  # of the tokens of A that stay
     target = rank.new_empty(n, N)
     target[:, A] = torch.where(leaving, stay + match, place)
     target[:, B] = torch.arange(stay, keep, device=rank.device)

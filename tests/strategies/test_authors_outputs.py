@@ -1,7 +1,8 @@
 """Methods against outputs of their authors' code, on a network of 12 blocks and 64 patches.
 
 `tests/golden/authors.npz` holds numbers alone: the weights `w/...` of a timm network, four inputs `x`,
-and for each setting the logits `y` and the token `counts` of the authors' code, with the class token counted. `wobble`
+and for each setting the logits `y` and the token `counts` of the authors' code in the MLP of each block, with one
+class token counted. `wobble`
 is how far these logits move if the input is multiplied by 1 + 1e-6 N(0, 1).
 """
 
@@ -24,10 +25,15 @@ def numbers():
         return dict(file)
 
 
-def network():
+def network(class_token=True):
+    """Return the network; without its class token the head reads the size-weighted mean of the patches."""
     sizes = {"img_size": 64, "patch_size": 8, "embed_dim": 64, "depth": 12, "num_heads": 4, "num_classes": 10}
-    model = VisionTransformer(**sizes)
+    pool = {} if class_token else {"class_token": False, "global_pool": "avg", "fc_norm": False}
+    model = VisionTransformer(**sizes, **pool)
     weights = {name[2:]: torch.from_numpy(value) for name, value in numbers().items() if name.startswith("w/")}
+    if not class_token:
+        weights["pos_embed"] = weights["pos_embed"][:, 1:]
+        del weights["cls_token"]
     model.load_state_dict(weights)
     return DeepViT(model.eval(), mean=0.0, std=1.0)
 
@@ -71,6 +77,9 @@ SETTINGS = [
     ("cropr/golden/R4_norm_qk", "cropr:projections=true", {"counts": FALLING}),
     ("cropr/golden/R4_llf", "cropr:returns=-1", {"counts": FALLING[:10]}),
     ("cropr/golden/R5_llf", "cropr:returns=11", {"counts": tuple(range(58, 12, -5))}),
+    ("vidtldr/golden/r16_8_8", "vid_tldr", {"counts": (48, 40, 32), "blocks": (0, 1, 2)}),
+    ("vidtldr/golden/r16_8_8_at_3_6_9", "vid_tldr", {"counts": (48, 40, 32), "blocks": (3, 6, 9)}),
+    ("vidtldr/golden/r4", "vid_tldr", {"per_block": 4}),
     *((f"dtem/golden/r{r}", "dtem", {"per_block": r}) for r in (4, 6, 8)),
 ]  # fmt: skip
 """The key of the numbers, and the strategy and the budget of the same method."""
@@ -79,7 +88,7 @@ SETTINGS = [
 @torch.no_grad()
 @pytest.mark.parametrize(("key", "words", "budget"), SETTINGS, ids=[key for key, _, _ in SETTINGS])
 def test_outputs_and_counts_are_those_of_the_authors(key, words, budget):
-    net, inputs = network(), torch.from_numpy(numbers()["x"])
+    net, inputs = network(class_token=not words.startswith("vid_tldr")), torch.from_numpy(numbers()["x"])
     actor = Actor(made(words), Budget(**budget), net.cost, net.grid, stream=0)
     learn(actor)
     acting = actor.begin(torch.arange(len(inputs)), 0, None, training=False)

@@ -10,7 +10,9 @@ from sparsebench_plugins.divprune import DivPrune
 from sparsebench_plugins.dpp import DPP
 from sparsebench_plugins.farthest_point import FarthestPoint
 from sparsebench_plugins.vid_tldr import VidTLDR
-from test_bipartite import HALVES, tome_groups
+from test_bipartite import HALVES
+
+from sparsebench.strategy.tokens import sizes_after
 
 COUNTS = [(17, 16), (17, 9), (17, 3), (16, 1), (1, 1)]
 DIVERSE = [DivPrune(), FarthestPoint(), DPP()]
@@ -84,22 +86,29 @@ def saliency(rows):
     low, high = min(sharp), max(sharp)
     scaled = [(s - low) / (high - low) if high > low else 0.0 for s in sharp]
     middle = sum(scaled) / len(scaled)
-    return [s if s >= middle else 0.0 for s in scaled]
+    above = [max(0.0, s - middle) for s in scaled]
+    return [s / max(above) if max(above) else 0.0 for s in above]
 
 
 @pytest.mark.parametrize(("P", "same"), list(itertools.product([1, 0, 2], [False, True])))
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_vid_tldr_merges_tomes_pairs_less_of_the_background(N, keep, P, same):
+def test_vid_tldr_merges_similar_tokens_less_of_the_background(N, keep, P, same):
     rng = torch.Generator().manual_seed(N)
-    maps = torch.randn(3, 2, P + N, P + N, generator=rng).softmax(dim=3)
-    if same:
-        maps = torch.full_like(maps, 1 / (P + N))
-    seen = view(N=N, seed=N + keep, prefix_count=P, attention_maps=maps)
-    x = merged(VidTLDR().plan(seen, keep), seen)
+    queries, keys = torch.randn(2, 3, 2, N, 5, generator=rng)
+    queries = queries * (not same)
+    seen = view(N=N, seed=N + keep, prefix_count=P, queries=queries, keys=keys)
+    plan = VidTLDR().plan(seen, keep)
+    x, new_sizes = merged(plan, seen), sizes_after(plan, seen.sizes)
+    attention = (queries.double() @ keys.double().mT / 5**0.5).softmax(dim=3).mean(dim=1)
     for b in range(3):
-        share = saliency(maps[b, :, P:, P:].double().mean(dim=0).tolist())
+        share = saliency(attention[b].tolist())
         tokens, sizes = seen.tokens[b].double().tolist(), seen.sizes[b].tolist()
-        for row, group in enumerate(tome_groups(seen, b, N - keep)):
+        A, B = ([i for i in range(N) if (P + i) % 2 == odd] for odd in (0, 1))
+        best = {i: max(B, key=lambda j: cosine(tokens[i], tokens[j])) for i in A}
+        leave = sorted(A, key=lambda i: -cosine(tokens[i], tokens[best[i]]))[: N - keep]
+        groups = [[i] for i in A if i not in leave] + [[j] + [i for i in leave if best[i] == j] for j in B]
+        for row, group in enumerate(groups):
             weights = [sizes[i] * (share[i] if i != group[0] else 1.0) for i in group]
             expected = torch.tensor(mean([tokens[i] for i in group], weights))
             torch.testing.assert_close(x[b, row], expected, atol=1e-5, rtol=1e-5)
+            assert float(new_sizes[b, row]) == pytest.approx(sum(weights), rel=1e-4)

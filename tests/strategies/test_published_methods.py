@@ -1,7 +1,9 @@
 """Declarations of published methods: settings that can be typed, published token counts and MACs, names."""
 
+import json
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import pytest
 import timm
@@ -16,6 +18,7 @@ from sparsebench.models.timm_parts import vit_cost
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.strategy.base import complaint
 from sparsebench.strategy.spec import fill
 
 ALL = [setting for cls in SHIPPED.values() for setting in cls.published]
@@ -106,3 +109,17 @@ def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words,
     done = CliRunner().invoke(main, ["run", "--plugin", words, *options, "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_variant_is_marked_in_the_list_and_says_how_it_differs():
+    rows = {row["name"]: row for row in json.loads(CliRunner().invoke(main, ["list", "--json"]).output)}
+    variants = [name for name, cls in SHIPPED.items() if cls.variant]
+    assert variants and {name for name in SHIPPED if rows[name]["variant"]} == set(variants)
+    assert not {"tome", "mctf", "gtp"} & set(variants)
+    for name in variants[:2]:
+        assert SHIPPED[name].differs in CliRunner().invoke(main, ["show", name]).output
+
+    class Silent(SHIPPED["tome"]):
+        variant: ClassVar[bool] = True
+
+    assert "differs" in (complaint(Silent) or "")
