@@ -16,6 +16,8 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Task
 from sparsebench.tasks.sources.files import check_unchanged, path_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparsebench.models.deep import DeepViT
     from sparsebench.models.timm_models import Dimensions
 
@@ -260,6 +262,98 @@ class Timm(_Deep):
         return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
 
 
+class Hf(_Deep):
+    """A model of the transformers library, from the folder that its save_pretrained wrote.
+
+    Its weights are used in the same network of timm, whose outputs are compared with the model's. Pixels are cut and
+    normalised as the folder's image processor does it. Position embeddings are resampled as the model does it.
+    """
+
+    name: ClassVar[str] = "hf"
+    positional: ClassVar[str | None] = "weights"
+
+    weights: str = Field("", pattern=r"^(hf-[0-9a-f]{12})?$", description="the folder; set by --model hf:FOLDER")
+    _folder: Any = PrivateAttr(None)  # a Path
+
+    def located(self, locations: Locations) -> Self:
+        """See `Model.located`."""
+        model = self.model_copy()
+        model._folder = locations.get(self.weights)
+        return model
+
+    def with_weights(self, locations: Locations) -> Self:
+        """See `Model.with_weights`."""
+        return self.located(locations)
+
+    def _place(self) -> Path:
+        """Return the folder; raise UserError if it is not known."""
+        if self._folder is None:
+            raise UserError(f"model 'hf:{self.weights}' is not on this machine", next_step="give --model hf:FOLDER")
+        return self._folder
+
+    def check(self, task: Task) -> None:
+        """See `Model.check`."""
+        self._check_patch(task, self._meta_network(task).patch[0])
+
+    def cut(self) -> Mapping[str, Any]:
+        """See `Model.cut`."""
+        from sparsebench.models.timm_models import cut_from
+        from sparsebench.models.transformers_models import published
+
+        return cut_from(published(self._place()))
+
+    def patch_size(self) -> int | None:
+        """See `Model.patch_size`; None for patches that are not square."""
+        from sparsebench.models.transformers_models import meta_network, published
+
+        height, width = meta_network(self._place(), published(self._place()).input_size[1:]).patch_embed.patch_size
+        return height if height == width else None
+
+    def classes(self, locations: Locations) -> int | None:
+        """See `Model.classes`."""
+        from sparsebench.models.transformers_models import published
+
+        return published(self.located(locations)._place()).num_classes
+
+    def check_weights(self, task: Task, locations: Locations) -> str:
+        """See `Model.check_weights`."""
+        from sparsebench.models.transformers_models import load, report
+
+        return report(load(self.located(locations)._place(), _canvas(task)))
+
+    def start(self, network: Network, task: Task, locations: Locations) -> Start:
+        """See `Model.start`. The weights were already loaded by `build`."""
+        from sparsebench.models.transformers_models import check_unchanged
+
+        check_unchanged(self._place(), self.weights)
+        return Start(self.weights, network.module.num_classes == self.classes(locations))
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`. Builds the network on the meta device, so it imports torch and transformers."""
+        return self._meta_network(task, classes).cost
+
+    def _meta_network(self, task: Task, classes: int = 2) -> DeepViT:
+        """Return the network on the meta device; raise UserError if it is not supported."""
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.transformers_models import meta_network
+
+        vit = meta_network(self._place(), _canvas(task))
+        with supported(f"model 'hf:{self._place()}'"):
+            vit.reset_classifier(classes)
+            return DeepViT(vit.to("meta"))
+
+    def _network(self, canvas: int, data: Data) -> Network:
+        """See `_Deep._network`."""
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.transformers_models import load
+
+        vit = load(self._place(), canvas).vit
+        if vit.num_classes != len(data.classes):
+            vit.reset_classifier(len(data.classes))
+        cfg = vit.pretrained_cfg
+        return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
+
+
 def _canvas(task: Task) -> int:
     return getattr(task, "canvas", 224)
 
@@ -267,4 +361,4 @@ def _canvas(task: Task) -> int:
 @hookimpl
 def sparsebench_models() -> list[type[Model]]:
     """See `Hooks`."""
-    return [Vit, Timm]
+    return [Vit, Timm, Hf]

@@ -264,7 +264,7 @@ def _models(task: Task, entry: SuiteTask, request: Request, located: Located, re
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
             next_step="use another model, e.g. --model timm:NAME",
         )
-    if entry.tests_weights and not starts[0]:
+    if entry.tests_weights and not starts[0] and not any("weights" in params for params in variants):
         raise UserError(
             f"task '{task.name}' tests trained weights here",
             next_step="give --weights FILE.safetensors or --pretrained",
