@@ -39,8 +39,9 @@ class Converted:
     """A transformers model as a timm network.
 
     Attributes:
-        module: the transformers model.
-        vit: the timm network with its weights; in evaluation mode.
+        module: the transformers model; of a model of images and texts the part for images.
+        whole: the model that the user gave.
+        vit: the timm network with its weights.
         family: its family.
         output: the class of the model's output.
         fields: the names of the fields that the output has.
@@ -48,6 +49,7 @@ class Converted:
     """
 
     module: Any
+    whole: Any
     vit: Any
     family: Family
     output: type[Any]
@@ -67,7 +69,7 @@ class Converted:
         return positions is not None and tuple(self.vit.patch_embed.img_size) != _pair(config.image_size)
 
     def write_back(self) -> Any:
-        """Copy the weights of the timm network into the transformers model, and return it.
+        """Copy the weights of the timm network into the transformers model, and return the whole model.
 
         Position embeddings for another image size are left out.
         """
@@ -77,7 +79,7 @@ class Converted:
                 value = parts.get(part_of(self.family.names, key) or "")
                 if value is not None and value.numel() == target.numel():
                     target.copy_(value.reshape(target.shape))
-        return self.module
+        return self.whole
 
 
 def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
@@ -93,6 +95,7 @@ def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
     Raises:
         UserError: the class is unknown, weights are missing, the model cannot have this size, or outputs differ.
     """
+    whole = model
     if _names_of(model) & set(WITH_TEXT):
         model = model.vision_model
     family = family_of(model)
@@ -112,7 +115,7 @@ def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
     vit = vit.to(like).train(model.training)
     vit.pretrained_cfg = {"architecture": name, **family.normalised}
     output, fields, difference = _compare(model, vit, size, name, resampled=size != own)
-    return Converted(model, vit, family, output, fields, difference)
+    return Converted(model, whole, vit, family, output, fields, difference)
 
 
 def family_of(model: Any) -> Family | None:
@@ -313,12 +316,14 @@ def _compare(
     """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, vit.patch_embed.proj.in_channels, *size, generator=generator, dtype=torch.float64)
-    options = {"return_dict": True}
+    options: dict[str, Any] = {}
     embeddings = _embeddings_of(model)
     if resampled and "interpolate_pos_encoding" in inspect.signature(getattr(embeddings, "forward", len)).parameters:
         options["interpolate_pos_encoding"] = True
     with _in_float64(model) as device, _in_one_line(f"{name} cannot be called on {size[0]} x {size[1]} pixels"):
         expected = model(pixel_values=images.to(device), **options)
+    if isinstance(expected, tuple):
+        raise UserError(f"{name} returns a tuple", next_step="set return_dict=True in its configuration")
     with _in_float64(vit) as device:
         tokens = vit.forward_features(images.to(device))
         made = _fields(model, vit, tokens, vit.forward_head(tokens))
