@@ -528,13 +528,18 @@ def meta_network(folder: Path, size: int | tuple[int, int]) -> Any:
 
 
 def _skeleton(folder: Path) -> tuple[Any, Any]:
-    """Return the model in a folder on the meta device, without weights, and its configuration for images."""
+    """Return the part for images of the model in a folder, on the meta device, and its configuration for images."""
+    model = skeleton(folder)
+    model = model.vision_model if type(model).__name__ in WITH_TEXT else model
+    return model, getattr(model.config, "vision_config", model.config)
+
+
+def skeleton(folder: Path) -> Any:
+    """Return the transformers model in a folder on the meta device, without weights."""
     with quiet_transformers() as transformers:
         cls, config = _class_of(transformers, folder)
         with torch.device("meta"), _in_one_line(f"transformers cannot build the model in {folder}"):
-            model = cls(config)
-    model = model.vision_model if cls.__name__ in WITH_TEXT else model
-    return model, getattr(model.config, "vision_config", model.config)
+            return cls(config)
 
 
 def _from_pretrained(cls: Any, folder: Path, **more: Any) -> tuple[Any, set[str]]:

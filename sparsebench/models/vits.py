@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sparsebench.models.deep import DeepViT
     from sparsebench.models.timm_models import Dimensions
+    from sparsebench.models.zero_shot import TextFeatures
 
 
 class _Deep(Model):
@@ -273,12 +274,17 @@ class Hf(_Deep):
     positional: ClassVar[str | None] = "weights"
 
     weights: str = Field("", pattern=r"^(hf-[0-9a-f]{12})?$", description="the folder; set by --model hf:FOLDER")
+    text_features: str = Field(
+        "", pattern=r"^(text-[0-9a-f]{12})?$", description="classes as features of texts; set by --text-features FILE"
+    )
     _folder: Any = PrivateAttr(None)  # a Path
+    _texts: Any = PrivateAttr(None)  # a Path
 
     def located(self, locations: Locations) -> Self:
         """See `Model.located`."""
         model = self.model_copy()
         model._folder = locations.get(self.weights)
+        model._texts = locations.get(self.text_features)
         return model
 
     def with_weights(self, locations: Locations) -> Self:
@@ -313,13 +319,33 @@ class Hf(_Deep):
         """See `Model.classes`."""
         from sparsebench.models.transformers_models import published
 
+        if self.text_features:
+            return len(self.located(locations)._read_texts().classes)
         return published(self.located(locations)._place()).num_classes
+
+    def _read_texts(self) -> TextFeatures:
+        """Return the features of texts."""
+        from sparsebench.models.zero_shot import read_text_features
+
+        if self._texts is None:
+            raise UserError(f"'{self.text_features}' of this cell is not on this machine", next_step="--text-features")
+        return read_text_features(self._texts)
+
+    def _with_texts(self, whole: Any, vit: Any) -> None:
+        """Give a network the head of the features of texts."""
+        from sparsebench.models.zero_shot import set_text_head
+
+        set_text_head(whole, vit, self._read_texts())
 
     def check_weights(self, task: Task, locations: Locations) -> str:
         """See `Model.check_weights`."""
         from sparsebench.models.transformers_models import load, report
 
-        return report(load(self.located(locations)._place(), _canvas(task)))
+        model = self.located(locations)
+        converted = load(model._place(), _canvas(task))
+        if self.text_features:
+            model._with_texts(converted.whole, converted.vit)
+        return report(converted)
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. The weights were already loaded by `build`."""
@@ -335,9 +361,13 @@ class Hf(_Deep):
     def _meta_network(self, task: Task, classes: int = 2) -> DeepViT:
         """Return the network on the meta device; raise UserError if it is not supported."""
         from sparsebench.models.deep import DeepViT
-        from sparsebench.models.transformers_models import meta_network
+        from sparsebench.models.transformers_models import meta_network, skeleton
+        from sparsebench.models.zero_shot import text_head
 
         vit = meta_network(self._place(), _canvas(task))
+        if self.text_features:
+            vit.head, vit.num_classes = text_head(skeleton(self._place()), vit, classes), classes
+            return DeepViT(vit.to("meta"))
         with supported(f"model 'hf:{self._place()}'"):
             vit.reset_classifier(classes)
             return DeepViT(vit.to("meta"))
@@ -347,7 +377,10 @@ class Hf(_Deep):
         from sparsebench.models.deep import DeepViT
         from sparsebench.models.transformers_models import load
 
-        vit = load(self._place(), canvas).vit
+        converted = load(self._place(), canvas)
+        vit = converted.vit
+        if self.text_features and data.classes:
+            self._with_texts(converted.whole, vit)
         if vit.num_classes != len(data.classes):
             vit.reset_classifier(len(data.classes))
         cfg = vit.pretrained_cfg

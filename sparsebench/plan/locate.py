@@ -53,12 +53,14 @@ class Located:
         pictures: for each task, the names of its pictures: one mapping for each set of images.
         weights: the names of the weight files.
         places: the places of all these files by name. Sets that come with a library have none.
+        text_features: the name of the file with features of texts, or "".
     """
 
     files: Files = field(default_factory=Files)
     pictures: Mapping[str, Sequence[Names]] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
     places: Mapping[str, Path] = field(default_factory=dict)
+    text_features: str = ""
 
     def sets(self, task: type[Task]) -> Sequence[Names]:
         """Return the names of a task's pictures, one mapping for each set of images."""
@@ -88,12 +90,15 @@ def locate(files: Files, tasks: Iterable[type[Task]]) -> Located:
 def locate_model(request: Request, located: Located) -> tuple[Request, Located]:
     """Return a request for hf:FOLDER with the name that the folder has in cells, and its place among the files.
 
-    Other requests are returned as they are.
+    So is a file with features of texts. Other requests are returned as they are.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: there is no such folder, or features of texts are for another model.
     """
+    texts = located.files.text_features
     if request.model is None or not request.names_folder:
+        if texts is not None:
+            raise UserError("--text-features is for models of transformers", next_step="give --model hf:FOLDER")
         return request, located
     from sparsebench.models.transformers_models import fingerprint, folder_of
 
@@ -105,7 +110,13 @@ def locate_model(request: Request, located: Located) -> tuple[Request, Located]:
             got="--pretrained" if request.pretrained else "--weights",
             next_step="leave it out",
         )
-    return replace(request, model=f"{TRANSFORMERS}{name}"), replace(located, places={**located.places, name: folder})
+    places = {**located.places, name: folder}
+    text_name = ""
+    if texts is not None:
+        text_name = f"text-{fingerprint_of(texts)}"
+        places[text_name] = texts.expanduser()
+    request = replace(request, model=f"{TRANSFORMERS}{name}")
+    return request, replace(located, places=places, text_features=text_name)
 
 
 class _PictureFinder:

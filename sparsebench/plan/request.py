@@ -151,6 +151,9 @@ class Files:
         "The state dict to use if a checkpoint has several, e.g. model_ema. [state_dict, else model]",
         title="NAME",
     )
+    text_features: Path | None = option(
+        None, "Classes of hf:FOLDER as features of texts, without training.", title="FILE.npz"
+    )
     networks: Path | None = option(
         None,
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",

@@ -9,13 +9,17 @@ import pytest
 import torch
 from commands import call
 from PIL import Image
-from transformers_kinds import folder_of, model_of, transformers
+from transformers_kinds import WIDE, folder_of, model_of, transformers
 
 from sparsebench.records import store
 
 CLASSES = ("ant", "bee", "cow", "dog", "eel")
 PICTURES = 3
 SIDE = 32
+OPENAI = [
+    torch.tensor(values).reshape(3, 1, 1)
+    for values in ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+]
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +107,74 @@ def test_a_folder_has_its_own_weights(place, tmp_path, more):
     )  # fmt: skip
     assert done.exit_code == 2
     assert "in its folder" in done.output
+
+
+TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
+
+
+@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel"])
+def test_texts_are_classes_without_training(place, tmp_path, name):
+    cls = getattr(transformers, name)
+    config = cls.config_class(vision_config=WIDE, text_config=TEXT | {"bos_token_id": 1, "eos_token_id": 2})
+    torch.manual_seed(0)
+    model = cls(config).eval()
+    with torch.no_grad():
+        for weight in model.vision_model.parameters():
+            weight.copy_(0.2 * torch.randn(weight.shape) + 0.5 * (weight.ndim == 1))
+    folder = folder_of(model, tmp_path / "model")
+    width = config.projection_dim if name == "CLIPModel" else 32
+    texts = np.random.default_rng(1).normal(size=(6, width)).astype(np.float32)
+    names = ["eel", "fly", "dog", "ant", "cow", "bee"]  # another order than the folders, and one more
+    np.savez(tmp_path / "texts.npz", features=texts, classes=np.array(names))
+
+    options = [
+        "--text-features",
+        tmp_path / "texts.npz",
+        "--plugin",
+        "tome",
+        "--macs",
+        1,
+        "--jobs",
+        0,
+        "--device",
+        "cpu",
+    ]
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), *options, "--out", tmp_path / "out"
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    records = store.read(tmp_path / "out").values()
+    dense = next(record for record in records if record.cell.strategy.name == "dense")
+
+    mean, std = (0.5, 0.5) if name == "SiglipModel" else OPENAI
+    right = 0
+    for folder_name in CLASSES:
+        for file in sorted((place / "pictures" / folder_name).iterdir()):
+            pixels = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255
+            with torch.no_grad():
+                features = model.vision_model(pixel_values=((pixels - mean) / std)[None]).pooler_output
+                features = model.visual_projection(features) if name == "CLIPModel" else features
+            cosines = torch.nn.functional.cosine_similarity(features, torch.from_numpy(texts))
+            right += names[int(cosines.argmax())] == folder_name
+    assert dense.metrics["accuracy"].value == pytest.approx(right / (PICTURES * len(CLASSES)))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"features": np.ones((5, 3), np.float32), "classes": np.array(CLASSES)}, "not encoded by this model"),
+        ({"features": np.ones((4, 20), np.float32), "classes": np.array(CLASSES)}, "for 5 classes"),
+        ({"features": np.ones((5, 20), np.float32)}, "cannot be read"),
+        ({"features": np.ones((5, 20), np.float32), "classes": np.array(CLASSES)}, "no scale"),
+        ({"features": np.ones((5, 20), np.float32), "classes": np.array(["x", *CLASSES[1:]])}, "match no class"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(place, tmp_path, arrays, message):
+    folder = folder_of(model_of("CLIP, projected"), tmp_path / "model")
+    np.savez(tmp_path / "texts.npz", **arrays)
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--text-features",
+        tmp_path / "texts.npz", "--plugin", "tome", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert message in done.output

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,13 @@ def test_what_is_no_folder_of_transformers_is_refused(tmp_path, monkeypatch):
         timm_model(f"hf:{folder_of(model_of('ViT'), tmp_path / 'model')}", Path("weights.pth"))
     with pytest.raises(UserError, match="half precision"):
         sparsebench.apply(model_of("ViT").half(), "tome", macs=1)
+
+
+def test_without_transformers_a_folder_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    folder = folder_of(model_of("ViT"), tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"sparsebench\[transformers\].*--weights FILE"):
+        timm_model(f"hf:{folder}", None)
 
 
 SAME = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 192}
