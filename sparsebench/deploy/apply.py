@@ -1,7 +1,8 @@
-"""Apply a strategy to a user's timm model, or raise a UserError with the reason why it cannot be applied."""
+"""Apply a strategy to a user's model of timm or transformers, or raise a UserError with the reason why not."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import warnings
@@ -15,13 +16,16 @@ from torch import Tensor, nn
 
 from sparsebench import seeds
 from sparsebench.deploy.sparse_model import SparseModel, describe
+from sparsebench.deploy.sparse_transformer import SparseTransformer
 from sparsebench.errors import UserError, one_line
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.schedule import TokenSchedule, only_schedule
+from sparsebench.models import transformers_models
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import content_of, create_vit, load_weights, published, read_dimensions
+from sparsebench.models.timm_parts import refuse
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_weights
@@ -37,12 +41,15 @@ from sparsebench.training.steps import Samples
 
 log = logging.getLogger(__name__)
 
-NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
+NAMES = "timm:NAME, timm:hf-hub:USER/NAME, timm:local-dir:DIR, or hf:FOLDER of the transformers library"
 RANDOM = "random"
 """The value of `learned` for random initial weights, instead of a file."""
 FAR = 0.05
 """Difference between the requested and the actual share of the dense MACs from which `apply` warns."""
-TAKES = "a timm VisionTransformer, such as timm.create_model('deit_small_patch16_224', pretrained=True)"
+TAKES = (
+    "a timm VisionTransformer, such as timm.create_model('deit_small_patch16_224', pretrained=True), or a model of the "
+    "transformers library, such as Dinov2Model"
+)
 
 
 def apply(
@@ -55,9 +62,10 @@ def apply(
     seed: int = 0,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     **options: Any,
 ) -> SparseModel:
-    """Apply a strategy to a timm model. The result has the same inputs and the same output format as the model.
+    """Apply a strategy to a model. The result has the same inputs and the same output format as the model.
 
     sparse = sparsebench.apply(model, "tome:per_block=13")
     logits = sparse(pixels)
@@ -68,8 +76,11 @@ def apply(
     strategy, the token counts of the budget are not calibrated on pictures (a run calibrates them). A strategy whose
     published setting has no budget, such as `a_vit:beta=-75`, needs no budget: any number of tokens may stay.
 
+    The weights of a model of the transformers library are copied into the same network of timm, whose outputs are
+    compared with the model's on two random images. The result is a `SparseTransformer`.
+
     Args:
-        model: a timm VisionTransformer, with weights of 32 or 64 bits.
+        model: a timm VisionTransformer or a model of transformers, with weights of 32 or 64 bits.
         strategy: a value of `--plugin`, or your own strategy class or instance.
         learned: tensors that the strategy has learned, for a strategy that is trained or needs training images: a
             .safetensors file with tensors named `strategy.*`, as in `sparse.state_dict()`; or "random" to start a
@@ -81,6 +92,8 @@ def apply(
         mean: mean of the pixel normalisation, for strategies that read pixels: one number, or one per channel. Default:
             `model.pretrained_cfg` (averaged over channels if the network has another number of channels), else 0.5.
         std: standard deviation of the pixel normalisation, as `mean`.
+        image_size: side or (height, width) of the images, if not that of the model. Position embeddings are then
+            resampled, which is logged. They are not shared with the model; all other weights are.
         options: budget and parameters of the strategy by name, such as macs=0.5, disposal="merge".
 
     Raises:
@@ -89,6 +102,13 @@ def apply(
     _check_model(model)
     _check_shares(options)
     instance, budget, name = strategy_of(strategy, options)
+    converted = None
+    if transformers_models.family_of(model) is not None:
+        converted = transformers_models.convert(model, image_size)
+        model = converted.vit
+        log.warning(transformers_models.report(converted))
+    elif image_size is not None:
+        model = resized(model, image_size)
 
     with supported("this network", got=type(model).__name__, allowed=TAKES):
         network = _network_of(model, mean, std)
@@ -106,7 +126,11 @@ def apply(
     if images is not None and instance.fits():
         _fit_on_images(network, actor, images, labels, seed)
 
-    sparse = SparseModel(network, actor, spec_of(instance, budget, name))
+    words = spec_of(instance, budget, name)
+    if converted is None:
+        sparse = SparseModel(network, actor, words)
+    else:
+        sparse = SparseTransformer(network, actor, words, converted)
     # An adaptive strategy has no fixed cost, and one that acts only in training has that of dense.
     misses = not (instance.trains_only or instance.adaptive) and _misses(amount.macs, sparse.macs_ratio)
     if misses:
@@ -115,6 +139,36 @@ def apply(
             stacklevel=2,
         )
     return sparse
+
+
+def resized(model: Any, size: int | tuple[int, int]) -> Any:
+    """Return a timm model for images of another size. Position embeddings are resampled; other weights are shared.
+
+    Args:
+        model: the model, which stays as it is.
+        size: side or (height, width) of the images in pixels.
+
+    Raises:
+        UserError: the model cannot have this size.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    with supported("this network", got=type(model).__name__, allowed=TAKES):
+        refuse(model)
+    own = tuple(model.patch_embed.img_size)
+    if own == (height, width):
+        return model
+    patch = model.patch_embed.patch_size
+    if any(pixels < side or pixels % side for pixels, side in zip((height, width), patch, strict=True)):
+        raise UserError(
+            "image_size",
+            got=f"{height} x {width} pixels",
+            allowed=f"multiples of the patch size, {patch[0]} x {patch[1]} pixels",
+        )
+    shared = {id(weight): weight for weight in model.parameters()}
+    other = copy.deepcopy(model, shared)
+    other.set_input_size((height, width))
+    _note_resampling(type(model).__name__, other, own)
+    return other
 
 
 def _misses(asked: float | None, ratio: float) -> bool:
@@ -158,11 +212,19 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
         weights, key: a file, see `locate_weights`; None for timm's weights.
         fetch: whether to load timm's weights if there is no file; otherwise the weights are random.
         side: side of the images in pixels, if not that of the weights. Position embeddings are then resampled, which is
-            logged.
+            logged. hf:FOLDER has its weights in the folder.
 
     Raises:
         UserError: there is no such model, its weights are missing or do not fit, or it cannot have this size.
     """
+    if transformers_models.is_transformers(text):
+        if weights is not None:
+            raise UserError(
+                f"'{text}' has its weights in its folder", got=f"--weights {weights}", next_step="leave --weights out"
+            )
+        converted = transformers_models.load(transformers_models.folder_of(text), side)
+        log.warning(transformers_models.report(converted))
+        return converted.vit
     spec = parse(text, positional=Timm.positional)
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
         hint = f"did you mean 'timm:{text}'?" if timm.models.is_model(text) else None

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
         if path.suffix == ".pt2":
             torch.export.save(program, path)
         else:
-            _write_onnx(program, path, outputs_of(sparse.model))
+            _write_onnx(program, path, sparse.output_names)
     except Exception as error:  # torch raises many types of errors
         path.unlink(missing_ok=True)
         raise UserError(
@@ -61,11 +62,6 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
             next_step=f"use another strategy, or the other of {', '.join(FORMS)}",
         ) from error
     return path
-
-
-def outputs_of(model: Any) -> str:
-    """Return what a timm model returns: "logits", or "features" without a head, pooled as the model does."""
-    return "features" if model.num_classes == 0 else "logits"
 
 
 def first_cause(error: BaseException) -> str:
@@ -99,8 +95,8 @@ def _check(sparse: SparseModel, path: Path, batch: int) -> None:
         raise UserError(f"the folder {path.parent} does not exist", next_step="create it first")
 
 
-def _write_onnx(program: Any, path: Path, output: str) -> None:
-    """Write a program as ONNX, with this name of its output, without log messages and warnings of torch."""
+def _write_onnx(program: Any, path: Path, outputs: Sequence[str]) -> None:
+    """Write a program as ONNX, with these names of its outputs, without log messages and warnings of torch."""
     import torch
 
     before = logging.root.manager.disable
@@ -113,7 +109,7 @@ def _write_onnx(program: Any, path: Path, output: str) -> None:
                 dynamo=True,
                 custom_translation_table=_translations(),
                 input_names=[INPUT],
-                output_names=[output],
+                output_names=list(outputs),
                 verbose=False,
                 optimize=True,
             )

@@ -349,6 +349,12 @@ class SparseModel(nn.Module):
         """MACs of one image, as a fraction of the MACs of the dense model."""
         return self.macs / self._actor.cost.macs(self._actor.cost.dense())
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs: logits, or features for a model without a head, pooled as the model does."""
+        network: Any = self._network
+        return ("features",) if network.module.num_classes == 0 else ("logits",)
+
     def export(self, file: str | os.PathLike[str], batch: int = 1) -> Path:
         """Export the network in evaluation mode to a file for other programs.
 

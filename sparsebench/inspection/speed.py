@@ -360,7 +360,7 @@ def _time_dense(cell: Cell, plan: Plan, registry: Registry, device: str) -> tupl
 
     labels = np.zeros(0, np.int64)
     empty = Split(np.zeros((0, *size), np.uint8), labels, labels)
-    network = model.build(Data(empty, empty, task.known_classes(plan.locations) or ()), 0)
+    network = model.located(plan.locations).build(Data(empty, empty, task.known_classes(plan.locations) or ()), 0)
     network.module.to(device)
 
     inputs = torch.zeros(TIMED_BATCH, *size, dtype=torch.uint8, device=device)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 HEADS = ("head.", "head_dist.")
 """Prefixes of the names of the output layers' weights."""
 
+TRANSFORMERS = "hf:"
+"""Beginning of the names of models of the transformers library: hf:FOLDER, or hf:USER/NAME."""
+
 
 class Start(NamedTuple):
     """The trained weights that a network starts from.
@@ -95,6 +98,10 @@ class Model(BaseModel):
 
     def with_weights(self, locations: Locations) -> Self:
         """Return the model with the parameters that follow from its trained weights, if they are at a location."""
+        return self
+
+    def located(self, locations: Locations) -> Self:
+        """Return the model with the files that it needs to be built, if they are at a location."""
         return self
 
     def cut(self) -> Mapping[str, Any]:

@@ -21,8 +21,10 @@ from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
 from sparsebench.errors import UserError, few, is_out_of_memory, reason_of, unknown
+from sparsebench.models import transformers_models
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import SAME_IN_TIMM, refuse
+from sparsebench.models.transformers_models import folder_of, is_transformers
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"
@@ -91,9 +93,14 @@ def is_external(name: str) -> bool:
 
 
 def published(name: str) -> PretrainedCfg:
-    """Return timm's configuration of a name's trained weights; its default is 1000 classes and 224 pixels."""
+    """Return timm's configuration of a name's trained weights; its default is 1000 classes and 224 pixels.
+
+    The name is one of timm, or hf:FOLDER, see `transformers_models`.
+    """
     cfg = None
-    if is_external(name):
+    if is_transformers(name):
+        cfg = transformers_models.published(folder_of(name))
+    elif is_external(name):
         load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
         with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # create_vit reports the error
             cfg = PretrainedCfg(**load(name.partition(":")[2])[0])
@@ -104,7 +111,11 @@ def published(name: str) -> PretrainedCfg:
 
 def cut_of(name: str) -> dict[str, Any]:
     """Return timm's transform of test images for a name: crop, resize, filter, and the canvas if it is square."""
-    cfg = published(name)
+    return cut_from(published(name))
+
+
+def cut_from(cfg: PretrainedCfg) -> dict[str, Any]:
+    """Return the transform of `cut_of` for timm's configuration of a model."""
     _, height, width = cfg.input_size
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
     crop = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
@@ -185,8 +196,8 @@ def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bo
 def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> tuple[dict[str, Tensor], bool]:
     """Return the state dict for a model from the weights of a file, and whether the head is from the file.
 
-    Names and shapes must be those of the model, except for conversions that timm supports and a common prefix of all
-    other names. timm resamples position embeddings of another resolution.
+    Names and shapes must be those of the model, except for conversions that timm supports, a common prefix of all other
+    names, and the names of the transformers library. timm resamples position embeddings of another resolution.
 
     Args:
         vit: the model; may be on the meta device.
@@ -263,7 +274,7 @@ def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]
             attempts.append(_convert(plain, vit, expected))
             if _names_match(attempts[-1], expected):
                 return attempts[-1]
-    return attempts[0]
+    return transformers_models.renamed(weights, expected) or attempts[0]
 
 
 def _names_match(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:

@@ -355,9 +355,35 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
         return attention_pool(vit.attn_pool, pooled, sizes)
     plain, equal = vit.pool(x), (sizes == sizes[:, :1]).all()
     result = (pooled * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+    if isinstance(vit, ClassAndMean):
+        result = torch.cat([x[:, 0], result], dim=1)
     if vit.global_pool != "avg":
         result = 0.5 * (result + pooled.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
     return torch.where(equal, plain, result.to(plain.dtype))  # `if` would wait for the device
+
+
+class ClassAndMean(VisionTransformer):
+    """A timm VisionTransformer whose head reads the class token beside the mean of the patches.
+
+    DINOv2's linear classifiers read both (Oquab et al. 2023, "DINOv2: Learning Robust Visual Features without
+    Supervision"). The arguments are those of timm's VisionTransformer, with a class token.
+    """
+
+    def __init__(self, *, num_classes: int = 0, **more: Any):
+        super().__init__(global_pool="avg", fc_norm=False, num_classes=0, **more)
+        self.num_features = self.head_hidden_size = 2 * self.embed_dim
+        self.reset_classifier(num_classes)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by one with random weights."""
+        super().reset_classifier(0, global_pool)
+        self.num_classes = num_classes
+        if num_classes:
+            self.head = nn.Linear(self.num_features, num_classes).to(self.cls_token)
+
+    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
+        """Return (B, 2 C): the class token, and the mean of the patches."""
+        return torch.cat([x[:, 0], super().pool(x, pool_type)], dim=1)
 
 
 def includes_prefix(vit: Any) -> bool:

@@ -16,8 +16,11 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Task
 from sparsebench.tasks.sources.files import check_unchanged, path_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparsebench.models.deep import DeepViT
     from sparsebench.models.timm_models import Dimensions
+    from sparsebench.models.zero_shot import TextFeatures
 
 
 class _Deep(Model):
@@ -260,6 +263,130 @@ class Timm(_Deep):
         return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
 
 
+class Hf(_Deep):
+    """A model of the transformers library, from the folder that its save_pretrained wrote.
+
+    Its weights are used in the same network of timm, whose outputs are compared with the model's. Pixels are cut and
+    normalised as the folder's image processor does it. Position embeddings are resampled as the model does it.
+    """
+
+    name: ClassVar[str] = "hf"
+    positional: ClassVar[str | None] = "weights"
+
+    weights: str = Field("", pattern=r"^(hf-[0-9a-f]{12})?$", description="the folder; set by --model hf:FOLDER")
+    text_features: str = Field(
+        "", pattern=r"^(text-[0-9a-f]{12})?$", description="classes as features of texts; set by --text-features FILE"
+    )
+    _folder: Any = PrivateAttr(None)  # a Path
+    _texts: Any = PrivateAttr(None)  # a Path
+
+    def located(self, locations: Locations) -> Self:
+        """See `Model.located`."""
+        model = self.model_copy()
+        model._folder = locations.get(self.weights)
+        model._texts = locations.get(self.text_features)
+        return model
+
+    def with_weights(self, locations: Locations) -> Self:
+        """See `Model.with_weights`."""
+        return self.located(locations)
+
+    def _place(self) -> Path:
+        """Return the folder; raise UserError if it is not known."""
+        if self._folder is None:
+            raise UserError(f"model 'hf:{self.weights}' is not on this machine", next_step="give --model hf:FOLDER")
+        return self._folder
+
+    def check(self, task: Task) -> None:
+        """See `Model.check`."""
+        self._check_patch(task, self._meta_network(task).patch[0])
+
+    def cut(self) -> Mapping[str, Any]:
+        """See `Model.cut`."""
+        from sparsebench.models.timm_models import cut_from
+        from sparsebench.models.transformers_models import published
+
+        return cut_from(published(self._place()))
+
+    def patch_size(self) -> int | None:
+        """See `Model.patch_size`; None for patches that are not square."""
+        from sparsebench.models.transformers_models import meta_network, published
+
+        height, width = meta_network(self._place(), published(self._place()).input_size[1:]).patch_embed.patch_size
+        return height if height == width else None
+
+    def classes(self, locations: Locations) -> int | None:
+        """See `Model.classes`."""
+        from sparsebench.models.transformers_models import published
+
+        if self.text_features:
+            return len(self.located(locations)._read_texts().classes)
+        return published(self.located(locations)._place()).num_classes
+
+    def _read_texts(self) -> TextFeatures:
+        """Return the features of texts."""
+        from sparsebench.models.zero_shot import read_text_features
+
+        if self._texts is None:
+            raise UserError(f"'{self.text_features}' of this cell is not on this machine", next_step="--text-features")
+        return read_text_features(self._texts)
+
+    def _with_texts(self, whole: Any, vit: Any) -> None:
+        """Give a network the head of the features of texts."""
+        from sparsebench.models.zero_shot import set_text_head
+
+        set_text_head(whole, vit, self._read_texts())
+
+    def check_weights(self, task: Task, locations: Locations) -> str:
+        """See `Model.check_weights`."""
+        from sparsebench.models.transformers_models import load, report
+
+        model = self.located(locations)
+        converted = load(model._place(), _canvas(task))
+        if self.text_features:
+            model._with_texts(converted.whole, converted.vit)
+        return report(converted)
+
+    def start(self, network: Network, task: Task, locations: Locations) -> Start:
+        """See `Model.start`. The weights were already loaded by `build`."""
+        from sparsebench.models.transformers_models import check_unchanged
+
+        check_unchanged(self._place(), self.weights)
+        return Start(self.weights, network.module.num_classes == self.classes(locations))
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`. Builds the network on the meta device, so it imports torch and transformers."""
+        return self._meta_network(task, classes).cost
+
+    def _meta_network(self, task: Task, classes: int = 2) -> DeepViT:
+        """Return the network on the meta device; raise UserError if it is not supported."""
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.transformers_models import meta_network, skeleton
+        from sparsebench.models.zero_shot import text_head
+
+        vit = meta_network(self._place(), _canvas(task))
+        if self.text_features:
+            vit.head, vit.num_classes = text_head(skeleton(self._place()), vit, classes), classes
+            return DeepViT(vit.to("meta"))
+        with supported(f"model 'hf:{self._place()}'"):
+            vit.reset_classifier(classes)
+            return DeepViT(vit.to("meta"))
+
+    def _network(self, canvas: int, data: Data) -> Network:
+        """See `_Deep._network`."""
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.transformers_models import load
+
+        converted = load(self._place(), canvas)
+        vit = converted.vit
+        if self.text_features and data.classes:
+            self._with_texts(converted.whole, vit)
+        if vit.num_classes != len(data.classes):
+            vit.reset_classifier(len(data.classes))
+        cfg = vit.pretrained_cfg
+        return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
+
+
 def _canvas(task: Task) -> int:
     return getattr(task, "canvas", 224)
 
@@ -267,4 +394,4 @@ def _canvas(task: Task) -> int:
 @hookimpl
 def sparsebench_models() -> list[type[Model]]:
     """See `Hooks`."""
-    return [Vit, Timm]
+    return [Vit, Timm, Hf]

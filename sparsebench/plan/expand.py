@@ -98,6 +98,8 @@ def variants_of_task(
         task = _task(entry.name, {**training_params, **varied, **pictures}, registry)
         if not entry.tests_weights:  # otherwise its sizes may follow from the model
             task.check()
+        if located.text_features and "classes" in type(task).model_fields and not getattr(task, "classes", ""):
+            task = task.model_copy(update={"classes": str(located.files.text_features)})
         task, files_of_task = task.locate()
         places = {**located.places, **files_of_task}
         if entry.is_probe:
@@ -287,7 +289,7 @@ def _models(task: Task, entry: SuiteTask, request: Request, located: Located, re
             f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
             next_step="use another model, e.g. --model timm:NAME",
         )
-    if entry.tests_weights and not starts[0]:
+    if entry.tests_weights and not starts[0] and not any("weights" in params for params in variants):
         raise UserError(
             f"task '{task.name}' tests trained weights here",
             next_step="give --weights FILE.safetensors or --pretrained",
@@ -321,6 +323,8 @@ def _starts(task: Task, request: Request, located: Located) -> list[dict[str, An
     if task.inputs != "images":
         return [{}]
     start: dict[str, Any] = {"pretrained": True} if request.pretrained else {}
+    if located.text_features:
+        start["text_features"] = located.text_features
     key = {"weights_key": located.files.weights_key} if located.files.weights_key else {}
     return [start | {"weights": name} | key for name in located.weights] or [start]
 

@@ -8,15 +8,16 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
 from sparsebench.errors import UserError, as_utf8, few
 from sparsebench.files import content_hash
+from sparsebench.models.base import TRANSFORMERS
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.request import Files
+from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import RecordSummary
@@ -35,7 +36,10 @@ CONVERT = (
     "'weights.safetensors')"
 )
 
-
+NOT_CHECKED = (
+    "names of the transformers library: whether timm's network has the same outputs is not checked; --model hf:FOLDER "
+    "checks it"
+)
 Names = Mapping[str, str]
 """The parameters of a task that name pictures, with the names."""
 
@@ -49,12 +53,14 @@ class Located:
         pictures: for each task, the names of its pictures: one mapping for each set of images.
         weights: the names of the weight files.
         places: the places of all these files by name. Sets that come with a library have none.
+        text_features: the name of the file with features of texts, or "".
     """
 
     files: Files = field(default_factory=Files)
     pictures: Mapping[str, Sequence[Names]] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
     places: Mapping[str, Path] = field(default_factory=dict)
+    text_features: str = ""
 
     def sets(self, task: type[Task]) -> Sequence[Names]:
         """Return the names of a task's pictures, one mapping for each set of images."""
@@ -79,6 +85,38 @@ def locate(files: Files, tasks: Iterable[type[Task]]) -> Located:
     if files.weights and takes_images:
         weights = locate_weights(files.weights, files.weights_key or "")
     return Located(files, pictures, tuple(weights), finder.places | weights)
+
+
+def locate_model(request: Request, located: Located) -> tuple[Request, Located]:
+    """Return a request for hf:FOLDER with the name that the folder has in cells, and its place among the files.
+
+    So is a file with features of texts. Other requests are returned as they are.
+
+    Raises:
+        UserError: there is no such folder, or features of texts are for another model.
+    """
+    texts = located.files.text_features
+    if request.model is None or not request.names_folder:
+        if texts is not None:
+            raise UserError("--text-features is for models of transformers", next_step="give --model hf:FOLDER")
+        return request, located
+    from sparsebench.models.transformers_models import fingerprint, folder_of
+
+    folder = folder_of(request.model)
+    name = f"hf-{fingerprint(folder)}"
+    if request.pretrained or located.weights:
+        raise UserError(
+            f"'{request.model}' has its weights in its folder",
+            got="--pretrained" if request.pretrained else "--weights",
+            next_step="leave it out",
+        )
+    places = {**located.places, name: folder}
+    text_name = ""
+    if texts is not None:
+        text_name = f"text-{fingerprint_of(texts)}"
+        places[text_name] = texts.expanduser()
+    request = replace(request, model=f"{TRANSFORMERS}{name}")
+    return request, replace(located, places=places, text_features=text_name)
 
 
 class _PictureFinder:
@@ -238,6 +276,7 @@ def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
         UserError: a file is missing or damaged, or has no weights.
     """
     from sparsebench.models.timm_models import read_weights
+    from sparsebench.models.transformers_models import has_names_of_transformers
     from sparsebench.training.fit import state_digest
 
     located: dict[str, Path] = {}
@@ -267,6 +306,8 @@ def locate_weights(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
         for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
             if kind != "torch.float32":
                 notes[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
+        if has_names_of_transformers(weights.state):
+            notes[NOT_CHECKED].append(path)
     for line, noted in notes.items():
         log.warning("--weights %s: %s", few([str(path) for path in noted]), line)
     return located
@@ -328,4 +369,6 @@ def file_names(located: Located) -> dict[str, str]:
         if name.partition("-")[0] == FOLDER:
             path = path.absolute()
             names[name] = path.parent.name if path.name in folder.SPLITS else path.name
+        elif name.startswith("hf-"):
+            names[name] = path.absolute().name
     return {name: as_utf8(text) for name, text in names.items()}

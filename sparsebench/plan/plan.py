@@ -14,7 +14,7 @@ from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.expand import jobs_of, variants_of
 from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job
-from sparsebench.plan.locate import Located, Networks, locate, official_places
+from sparsebench.plan.locate import Located, Networks, locate, locate_model, official_places
 from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plan.requested import requested_tasks
 from sparsebench.plan.suite import Suite, load
@@ -91,8 +91,10 @@ def plan(
     summaries = store.summaries()
 
     suite = load(request.suite)
-    tasks = requested_tasks(suite, request, registry, has_weights=bool(files.weights))
+    has_weights = bool(files.weights) or request.names_folder
+    tasks = requested_tasks(suite, request, registry, has_weights=has_weights)
     located = locate(files, [task.cls for task in tasks])
+    request, located = locate_model(request, located)
     variants = variants_of(tasks, suite, request, located, registry)
 
     networks = Networks(store.path, summaries, files.networks)

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from sparsebench.errors import UserError, unknown
+from sparsebench.models.base import TRANSFORMERS
 from sparsebench.records.record import Pooling, Precision, Where
 
 TIMEOUT = 6 * 3600.0
@@ -91,7 +92,11 @@ class Request:
     )
     suite: str = option("quick", "Name of a suite, or a .toml file.")
     tasks: Several[str] = option((), "Run only this task. Repeatable.", title="NAME[:PARAM=V...]")
-    model: str | None = option(None, "Model for all tasks that it fits, e.g. vit:depth=5.", title="NAME[:PARAM=V...]")
+    model: str | None = option(
+        None,
+        "Model for all tasks that it fits: vit:depth=5, timm:NAME, or hf:FOLDER, a folder of the transformers library.",
+        title="NAME[:PARAM=V...]",
+    )
     pretrained: bool = option(False, "Start from timm's trained weights.")
     seeds: PositiveInt | None = option(
         None, "Number of repetitions of each cell, instead of the suite's; deterministic cells run once."
@@ -115,6 +120,11 @@ class Request:
         """Whether it asks for other cells than those that its suite has for each strategy."""
         whole = Request(plugins=self.plugins, suite=self.suite, alone=self.alone, on_gpu=self.on_gpu)
         return self != whole
+
+    @property
+    def names_folder(self) -> bool:
+        """Whether the model is a folder of the transformers library, which has the weights."""
+        return self.model is not None and self.model.startswith(TRANSFORMERS)
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,9 @@ class Files:
         None,
         "The state dict to use if a checkpoint has several, e.g. model_ema. [state_dict, else model]",
         title="NAME",
+    )
+    text_features: Path | None = option(
+        None, "Classes of hf:FOLDER as features of texts, without training.", title="FILE.npz"
     )
     networks: Path | None = option(
         None,

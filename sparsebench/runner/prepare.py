@@ -210,6 +210,7 @@ def prepare(job: Job, registry: Registry, context: Context, *, head: bool = True
     _, task, model = registry.resolve(cell)
     registry.check_revision(task, cell.task)
     registry.check_revision(model, cell.model)
+    model = model.located(context.environment.locations)
 
     data = _data(task, cell, context)
     network = model.build(data if head else replace(data, classes=()), cell.repetition)

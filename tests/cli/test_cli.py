@@ -81,7 +81,7 @@ for words in {commands!r}:
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("plugins", SHIPPED), ("tasks", {"composite", "spurious"}), ("models", {"vit", "timm"}),
+    [("plugins", SHIPPED), ("tasks", {"composite", "spurious"}), ("models", {"vit", "timm", "hf"}),
      ("suites", {"quick", "real"}), ("observers", {"tensorboard", "mlflow"})],
 )  # fmt: skip
 def test_lists_name_everything(what: str, names: set[str]) -> None:

@@ -18,7 +18,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_its_tasks_models_suites_and_papers_are_gone() -> None:
     registry = Registry(shipped_only=True)
-    assert {cls.name for cls in registry.models()} == {"vit", "timm"}
+    assert {cls.name for cls in registry.models()} == {"vit", "timm", "hf"}
     assert "theory" not in {cls.name for cls in registry.tasks()} and not registry.suites() and not registry.papers()
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import StrictInt, TypeAdapter
 
 from sparsebench.errors import UserError, few, reason_of
@@ -211,17 +212,34 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
+def read_text_classes(path: Path) -> list[str]:
+    """Return the array `classes` of an .npz file with features of texts, see `--text-features`.
+
+    Raises:
+        UserError: the file cannot be read, or has no such names.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            names = content["classes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--text-features: {path} cannot be read: {reason_of(error)}") from error
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise UserError(f"--text-features: {path}", got=f"classes of type {names.dtype}", allowed="a list of names")
+    return [str(name) for name in names]
+
+
 def read_file(path: Path) -> ClassFile:
     """Return the contents of a class file: text with one name per line, in the head's order, or JSON.
 
     JSON is a list of names in that order, an object of name to number, or an object of number to name or names, such as
-    {"0": "tench"}.
+    {"0": "tench"}. An .npz file has the features of texts, with the names in their order.
 
     Raises:
         UserError: the file cannot be read, or has another format.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        is_text = path.suffix.lower() != ".npz"
+        text = path.read_text(encoding="utf-8-sig") if is_text else "\n".join(read_text_classes(path))
         is_json = path.suffix.lower() == ".json"
         pairs, size = _pairs(_JSON.validate_json(text) if is_json else text.rstrip().splitlines())
     except (OSError, ValueError) as error:

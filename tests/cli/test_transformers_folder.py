@@ -1,0 +1,180 @@
+"""Commands on a folder of the transformers library."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import call
+from PIL import Image
+from transformers_kinds import WIDE, folder_of, model_of, transformers
+
+from sparsebench.records import store
+
+CLASSES = ("ant", "bee", "cow", "dog", "eel")
+PICTURES = 3
+SIDE = 32
+OPENAI = [
+    torch.tensor(values).reshape(3, 1, 1)
+    for values in ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with models of transformers and pictures. Tests do not change it."""
+    place = tmp_path_factory.mktemp("place")
+    folder = folder_of(model_of("ViT with 5 classes, no biases"), place / "vit")
+    cut = {"size": {"height": SIDE, "width": SIDE}, "resample": 2, "do_resize": True}
+    normalised = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25], "rescale_factor": 1 / 255}
+    (folder / "preprocessor_config.json").write_text(json.dumps(cut | normalised))
+    folder_of(model_of("DINOv2"), place / "dino")
+    rng = np.random.default_rng(0)
+    for name in CLASSES:
+        (place / "pictures" / name).mkdir(parents=True)
+        for number in range(PICTURES):
+            picture = rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(place / "pictures" / name / f"{number}.png")
+    return place
+
+
+def pictures(place: Path) -> list[str]:
+    return ["--images", f"folder:{place / 'pictures'}"]
+
+
+def test_features_are_those_of_the_model_for_pictures_normalised_as_its_processor_does(place, tmp_path):
+    done = call("features", f"hf:{place / 'vit'}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
+    assert done.exit_code == 0, done.output
+    content = np.load(tmp_path / "f.npz")
+    model: Any = transformers.ViTForImageClassification.from_pretrained(place / "vit").eval()
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]))
+    for path, features in zip(content["paths"], content["features"], strict=True):
+        pixels = torch.from_numpy(np.array(Image.open(place / "pictures" / path))).permute(2, 0, 1) / 255
+        with torch.no_grad():
+            tokens = model.vit(pixel_values=((pixels - mean) / std)[None]).last_hidden_state
+        assert np.allclose(features, tokens[0, 0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [[], ["--image-size", 48]])
+def test_a_network_is_exported(place, tmp_path, size):
+    file = tmp_path / "sparse.pt2"
+    done = call("export", f"hf:{place / 'dino'}", "--plugin", "attn_topk:macs=0.6", *size, "-o", file)
+    assert done.exit_code == 0, done.output
+    side = size[-1] if size else SIDE
+    exported = torch.export.load(file).module()
+    assert exported(torch.zeros(1, 3, side, side)).shape == (1, 32)
+
+
+def test_a_run_tests_the_network_and_names_it_by_its_content(place, tmp_path):
+    options = [*pictures(place), "--plugin", "tome", "--macs", 0.8, "--jobs", 0, "--device", "cpu"]
+    first = call("run", "--suite", "folder", "--model", f"hf:{place / 'vit'}", *options, "--out", tmp_path / "out")
+    assert first.exit_code == 0, first.output
+    records = [record for record in store.read(tmp_path / "out").values() if record.status == "ok"]
+    dense = next(record for record in records if record.cell.strategy.name == "dense")
+    assert len(records) == 4
+    assert dense.cell.model.name == "hf" and str(place) not in dense.model_dump_json()
+
+    model = transformers.ViTForImageClassification.from_pretrained(place / "vit").eval()
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]))
+    right = 0
+    for number, name in enumerate(CLASSES):
+        for file in (place / "pictures" / name).iterdir():
+            pixels = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255
+            with torch.no_grad():
+                right += int(model(pixel_values=((pixels - mean) / std)[None]).logits.argmax()) == number
+    assert dense.metrics["accuracy"].value == pytest.approx(right / (PICTURES * len(CLASSES)))
+
+
+def test_a_backbone_is_not_tested_on_classes(place, tmp_path):
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{place / 'dino'}", *pictures(place), "--plugin", "tome", "--out",
+        tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert "no head" in done.output
+
+
+@pytest.mark.parametrize("more", [["--pretrained"], ["--weights", "own.pth"]])
+def test_a_folder_has_its_own_weights(place, tmp_path, more):
+    if more[0] == "--weights":
+        torch.save(model_of("ViT").state_dict(), tmp_path / "own.pth")
+        more = ["--weights", tmp_path / "own.pth"]
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{place / 'vit'}", *pictures(place), *more, "--plugin", "tome",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert "in its folder" in done.output
+
+
+TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
+
+
+@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel"])
+def test_texts_are_classes_without_training(place, tmp_path, name):
+    cls = getattr(transformers, name)
+    config = cls.config_class(vision_config=WIDE, text_config=TEXT | {"bos_token_id": 1, "eos_token_id": 2})
+    torch.manual_seed(0)
+    model = cls(config).eval()
+    with torch.no_grad():
+        for weight in model.vision_model.parameters():
+            weight.copy_(0.2 * torch.randn(weight.shape) + 0.5 * (weight.ndim == 1))
+    folder = folder_of(model, tmp_path / "model")
+    width = config.projection_dim if name == "CLIPModel" else 32
+    texts = np.random.default_rng(1).normal(size=(6, width)).astype(np.float32)
+    names = ["eel", "fly", "dog", "ant", "cow", "bee"]  # another order than the folders, and one more
+    np.savez(tmp_path / "texts.npz", features=texts, classes=np.array(names))
+
+    options = [
+        "--text-features",
+        tmp_path / "texts.npz",
+        "--plugin",
+        "tome",
+        "--macs",
+        1,
+        "--jobs",
+        0,
+        "--device",
+        "cpu",
+    ]
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), *options, "--out", tmp_path / "out"
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    records = store.read(tmp_path / "out").values()
+    dense = next(record for record in records if record.cell.strategy.name == "dense")
+
+    mean, std = (0.5, 0.5) if name == "SiglipModel" else OPENAI
+    right = 0
+    for folder_name in CLASSES:
+        for file in sorted((place / "pictures" / folder_name).iterdir()):
+            pixels = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255
+            with torch.no_grad():
+                features = model.vision_model(pixel_values=((pixels - mean) / std)[None]).pooler_output
+                features = model.visual_projection(features) if name == "CLIPModel" else features
+            cosines = torch.nn.functional.cosine_similarity(features, torch.from_numpy(texts))
+            right += names[int(cosines.argmax())] == folder_name
+    assert dense.metrics["accuracy"].value == pytest.approx(right / (PICTURES * len(CLASSES)))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"features": np.ones((5, 3), np.float32), "classes": np.array(CLASSES)}, "not encoded by this model"),
+        ({"features": np.ones((4, 20), np.float32), "classes": np.array(CLASSES)}, "for 5 classes"),
+        ({"features": np.ones((5, 20), np.float32)}, "cannot be read"),
+        ({"features": np.ones((5, 20), np.float32), "classes": np.array(CLASSES)}, "no scale"),
+        ({"features": np.ones((5, 20), np.float32), "classes": np.array(["x", *CLASSES[1:]])}, "match no class"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(place, tmp_path, arrays, message):
+    folder = folder_of(model_of("CLIP, projected"), tmp_path / "model")
+    np.savez(tmp_path / "texts.npz", **arrays)
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--text-features",
+        tmp_path / "texts.npz", "--plugin", "tome", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert message in done.output
