@@ -115,7 +115,8 @@ def set_text_head(whole: Any, vit: Any, texts: TextFeatures) -> None:
         )
     with torch.no_grad():
         if len(head) == 3:
-            head[0].weight.copy_(whole.visual_projection.weight)
+            projection: Any = head[0]
+            projection.weight.copy_(whole.visual_projection.weight)
         rows.weight.copy_(scale * F.normalize(torch.from_numpy(texts.features), dim=1))
         rows.bias.fill_(bias or 0.0)
     vit.head, vit.num_classes = head.to(next(vit.parameters())), len(texts.classes)
