@@ -379,12 +379,32 @@ def _beside_chosen_schedules(entries: pd.DataFrame) -> list[int]:
     """
     points = entries.dropna(subset="curve_key")
     budgets = points.groupby("curve_key")["asked"].agg(set).to_dict()
+    owner = ["strategy", "kind", "budget_where"]
+    chosen = points[points["budget_places"] == AUTO].groupby(owner)["asked"].agg(set).to_dict()
     beside = []
-    for entry, (strategy, kind, form) in points["curve_key"].items():
-        of_chosen = budgets.get((strategy, kind, AUTO), set())
-        if form not in ("", AUTO) and budgets[strategy, kind, form] < of_chosen:
-            beside.append(entry)
+    for entry in points[is_stated(points)].itertuples():
+        of_chosen = chosen.get((entry.strategy, entry.kind, entry.budget_where), set())
+        if budgets[entry.curve_key] < of_chosen:
+            beside.append(entry.Index)
     return beside
+
+
+def is_stated(rows: pd.DataFrame) -> pd.Series:
+    """Return which rows state blocks or a kind of schedule: neither the default schedule nor schedule=auto."""
+    return ~rows["budget_places"].isin(["", AUTO])
+
+
+def beside_chosen(rows: pd.DataFrame) -> pd.Series:
+    """Return which rows have another schedule at a budget at which the strategy also has a row with schedule=auto.
+
+    Args:
+        rows: measured rows, with the columns of `Comparison.every`.
+    """
+    owner = ["strategy", "kind", "budget_where", "asked"]
+    chooses = rows["budget_places"] == AUTO
+    chosen = set(rows.loc[chooses, owner].itertuples(index=False, name=None))
+    has_chosen = [key in chosen for key in rows[owner].itertuples(index=False, name=None)]
+    return pd.Series(has_chosen, rows.index, dtype=bool) & ~chooses
 
 
 def _form(entry: Any) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sparsebench.board.columns import BY_KEY, Column, Row, accuracy_at, interval_row
-from sparsebench.board.comparison import Comparison
+from sparsebench.board.comparison import Comparison, beside_chosen, is_stated
 from sparsebench.board.over_budgets import names_of_curves
 from sparsebench.board.ranks import in_order
 from sparsebench.board.reading import DENSE, ON_BACKGROUND, SEED, entry_of_dense, over_seeds
@@ -37,8 +37,9 @@ def gaps_over_budgets(rows: pd.DataFrame) -> Gaps | None:
     """Return the gaps over budgets; None without the gap of dense or with fewer than two budgets.
 
     The number of a strategy is its reduction at the lowest budget, where most of the background can be removed. A
-    schedule that is chosen for outputs close to dense may keep more of the gap than others. So rows with other
-    schedules at the same budget as a chosen one are no curves: they give the range of the reduction over schedules.
+    schedule that is chosen for outputs close to dense may keep more of the gap than others. So stated schedules at the
+    same budget as a chosen one are no curves: they give the range of the reduction over schedules. A default schedule
+    beside a chosen one is a curve, and in the range too.
 
     Args:
         rows: the rows of a board, see `Ranking.every`.
@@ -47,36 +48,35 @@ def gaps_over_budgets(rows: pd.DataFrame) -> Gaps | None:
         return None
     measured = rows[rows["aligned_gap_reduction"].notna()]
     is_dense = measured["strategy"] == DENSE
-    points = measured[(measured["asked"] < 1) | is_dense]
-    budgets = tuple(sorted(set(points.loc[~is_dense, "asked"]), reverse=True))
+    in_range = beside_chosen(measured) & is_stated(measured)
+    points = measured[is_dense | (measured["curve_key"].notna() & ~in_range)]
+    budgets = tuple(sorted(set(points.loc[points["strategy"] != DENSE, "asked"]), reverse=True))
     if not is_dense.any() or len(budgets) < 2:
         return None
 
-    other_schedules = _other_schedules(points)
-    points = points.drop(index=other_schedules.index)
     names = names_of_curves(set(points["curve_key"].dropna()))
-    points = points.assign(name=points["curve_key"].map(names.get).fillna(DENSE))
-    ranges = _ranges(points, other_schedules)
+    points = points.assign(name=points["curve_key"].map(names.get).where(points["strategy"] != DENSE, DENSE))
+    ranges = _ranges(points, measured[in_range])
     table, columns = _table(points, budgets, ranges)
     return Gaps(budgets, points, table, columns)
 
 
-def _other_schedules(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with a stated schedule whose strategy also has a row with schedule=auto at the same budget."""
-    chosen = points[points["form"] == AUTO]
-    budgets_of_chosen = set(chosen[["strategy", "kind", "asked"]].itertuples(index=False, name=None))
-    keys = points[["strategy", "kind", "asked"]].itertuples(index=False, name=None)
-    beside_chosen = pd.Series([key in budgets_of_chosen for key in keys], points.index, dtype=bool)
-    return points[beside_chosen & ~points["form"].isin(["", AUTO])]
+def _ranges(points: pd.DataFrame, stated: pd.DataFrame) -> dict[tuple[str, float], str]:
+    """Return the smallest and the largest reduction over schedules as text, by the chosen one's curve and budget.
 
-
-def _ranges(points: pd.DataFrame, other_schedules: pd.DataFrame) -> dict[tuple[str, float], str]:
-    """Return the smallest and the largest reduction over schedules as text, by strategy and budget."""
+    Args:
+        points: the points of curves.
+        stated: rows with stated schedules beside chosen ones.
+    """
     ranges = {}
-    for (strategy, kind, asked), others in other_schedules.groupby(["strategy", "kind", "asked"]):
-        same = (points["strategy"] == strategy) & (points["kind"] == kind) & (points["asked"] == asked)
-        reductions = pd.concat([points.loc[same], others])["aligned_gap_reduction"]
-        ranges[strategy, asked] = f"{100 * reductions.min():+.1f} to {100 * reductions.max():+.1f}"
+    for chosen in points[points["budget_places"] == AUTO].itertuples():
+        values = [chosen.aligned_gap_reduction]
+        for others in (points, stated):
+            same_owner = (others["strategy"] == chosen.strategy) & (others["kind"] == chosen.kind)
+            values += others.loc[same_owner & (others["asked"] == chosen.asked), "aligned_gap_reduction"].tolist()
+        has_stated = ((stated["strategy"] == chosen.strategy) & (stated["asked"] == chosen.asked)).any()
+        if has_stated:
+            ranges[chosen.name, chosen.asked] = f"{100 * min(values):+.1f} to {100 * max(values):+.1f}"
     return ranges
 
 
@@ -94,8 +94,8 @@ def _table(
         if is_dense or point["asked"] == lowest:
             _copy(point, row, "aligned_gap", _gap_at(lowest))
             row[_worst_at(lowest).key] = point["worst_group_accuracy"]
-        if (point["strategy"], point["asked"]) in ranges and point["form"] == AUTO:
-            row[_range_at(point["asked"]).key] = ranges[point["strategy"], point["asked"]]
+    for (name, budget), text in ranges.items():
+        rows[name][_range_at(budget).key] = text
     columns = [BY_KEY["strategy"], *map(_reduction_at, budgets)]
     columns += [_range_at(budget) for budget in sorted({budget for _, budget in ranges}, reverse=True)]
     columns += [_gap_at(lowest), _worst_at(lowest)]

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from sparsebench.board import columns, gaps, probes
 from sparsebench.board.columns import ALL_COLUMNS, Column, interval_row
 from sparsebench.board.common import PRETRAINING, Common
-from sparsebench.board.comparison import Comparison, comparisons_of
+from sparsebench.board.comparison import Comparison, beside_chosen, comparisons_of
 from sparsebench.board.over_budgets import Curves, with_curves
 from sparsebench.board.ranks import add_ranks, in_order, remove_ranks
 from sparsebench.board.reading import (
@@ -37,12 +37,11 @@ from sparsebench.records.reports import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.stats import paired
 from sparsebench.stats.intervals import Successes, n50_ratio, sample_complexity
 from sparsebench.stats.paired import Pairs, marks
-from sparsebench.strategy.budget import AUTO
 from sparsebench.tasks.sources.labels import numbering
 
-RANDOM = {"input": "random"}
+RANDOM_OF_SITE = {"input": "random"}
 RANDOM_INSIDE = "random_inside"
-RANDOM_TOKENS = (*RANDOM.values(), RANDOM_INSIDE)
+RANDOM_TOKENS = (*RANDOM_OF_SITE.values(), RANDOM_INSIDE)
 """The baselines that rows are compared with at their own budget, besides dense: by the site of a strategy, and of
 strategies of all other sites."""
 OVER_SIZES = ("sample complexity", probes.PART)
@@ -391,7 +390,7 @@ def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tupl
     """Return the entries that are not ranked.
 
     A strategy with missing or failed cells is not ranked, as its remaining cells are a biased sample. A schedule
-    beside a chosen one is not ranked, see `beside_chosen`. If strategies are compared over budgets, a
+    beside a chosen one is not ranked. If strategies are compared over budgets, a
     strategy is ranked at all of its budgets or at none. Without dense, none is ranked.
 
     Args:
@@ -406,20 +405,11 @@ def _unranked(rows: pd.DataFrame, common: Common, with_failures: Collection[tupl
     if common.budgets.common:
         strategies = {strategy for strategy, _ in with_failures}
         has_failed |= rows["strategy"].isin(strategies).to_numpy()
-    return rows.index[has_failed | rows.index.isin(common.incomplete) | beside_chosen(rows)]
-
-
-def beside_chosen(rows: pd.DataFrame) -> np.ndarray:
-    """Return which rows have another schedule at a budget at which the strategy was also measured with schedule=auto.
-
-    Such a board compares what strategies choose, each at its best schedule. Other schedules, such as the published one
-    of a method that has one, are shown beside it.
-    """
-    chooses = rows["accuracy"].notna() & (rows["form"] == AUTO)
-    chosen = set(rows.loc[chooses, ["strategy", "asked"]].itertuples(index=False, name=None))
-    of_rows = rows[["strategy", "asked"]].itertuples(index=False, name=None)
-    has_chosen = np.array([pair in chosen for pair in of_rows], dtype=bool)
-    return has_chosen & (rows["accuracy"].notna() & (rows["form"] != AUTO)).to_numpy()
+    # A board with chosen schedules compares what strategies choose, each at its best schedule. Other schedules, such as
+    # the published one of a method that has one, are shown beside it.
+    measured = rows[rows["accuracy"].notna()]
+    has_other_schedule = rows.index.isin(measured.index[beside_chosen(measured)])
+    return rows.index[has_failed | rows.index.isin(common.incomplete) | has_other_schedule]
 
 
 def _add_fronts(rows: pd.DataFrame, main: Comparison, ranked: pd.Index, pairs: Pairs) -> None:
@@ -486,7 +476,7 @@ def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
 
 def random_tokens_of(site: str) -> str:
     """Return the baseline that removes random tokens where strategies of a site remove theirs."""
-    return RANDOM.get(site, RANDOM_INSIDE)
+    return RANDOM_OF_SITE.get(site, RANDOM_INSIDE)
 
 
 def _compare(
@@ -514,16 +504,19 @@ def _compare(
         references: the place of the reference, by the place of the row.
     """
     seeds_of_rows = np.diag(pairs.n_seeds)  # a row has all of its seeds in common with itself
-    references = {row: other for row, other in references.items() if pairs.n_seeds[row, other] == seeds_of_rows[row]}
-    places = list(references)
-    others = list(references.values())
+    with_all_seeds = {}
+    for row, other in references.items():
+        if pairs.n_seeds[row, other] == seeds_of_rows[row]:
+            with_all_seeds[row] = other
+    places = list(with_all_seeds)
+    others = list(with_all_seeds.values())
     mean = pairs.mean[places, others]
     half = pairs.half[places, others]
     ends = np.clip(np.stack([mean, mean - half, mean + half], axis=1), -1, 1) + 0.0  # no minus zero
     rows.loc[measured[places], [delta, f"{delta}_low", f"{delta}_high"]] = ends
 
     marked = {}
-    for row, other in references.items():
+    for row, other in with_all_seeds.items():
         if row != other and may_have_mark[row] and may_have_mark[other]:
             marked[row] = other
     of_entries = {measured[row]: mark for row, mark in marks(pairs, marked).items()}

@@ -15,8 +15,8 @@ from scipy.special import bdtr
 
 from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.common import PRETRAINING
-from sparsebench.board.comparison import Comparison, comparisons_of
-from sparsebench.board.judge import Leaderboard, beside_chosen, judge
+from sparsebench.board.comparison import Comparison, beside_chosen, comparisons_of
+from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.reading import DENSE, Flats, dense_of, frame_of
 from sparsebench.errors import UserError, few
 from sparsebench.plan.suite import load
@@ -70,7 +70,7 @@ def _other_schedules(judged: Leaderboard) -> Iterator[str]:
     """Yield a line if strategies also have rows with other schedules than the chosen ones, which are not ranked."""
     names: dict[str, None] = {}
     for ranking in judged.rankings:
-        rows = ranking.every
+        rows = ranking.every.dropna(subset="accuracy")
         names |= dict.fromkeys(rows.loc[beside_chosen(rows), "strategy"])
     if names:
         strategies = few(list(names), MOST_NAMED)

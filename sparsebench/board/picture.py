@@ -255,7 +255,8 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
             axis.set_xlim(1, gaps.points["macs_ratio_with_gap"].min() - 0.02)
             axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(axis="y")
-        figure.axes[0].legend(loc="best", ncols=1 + len(looks) // 9, handlelength=3, columnspacing=1.2)
+        if looks:
+            figure.axes[0].legend(loc="best", ncols=1 + len(looks) // 9, handlelength=3, columnspacing=1.2)
     return figure
 
 

@@ -7,7 +7,10 @@ import pytest
 
 import sparsebench
 from sparsebench.board.board import gather
+from sparsebench.board.gaps import gaps_over_budgets
+from sparsebench.board.judge import judge
 from sparsebench.board.picture import draw
+from sparsebench.board.reading import read
 
 pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
@@ -111,3 +114,15 @@ def test_the_picture_of_gaps_shows_them_over_budgets(board: tuple[pd.DataFrame, 
     ]
     assert lines["oracle"].get_ydata() == pytest.approx([100 * value for value in expected])
     assert len(worst.get_lines()) == len(gap.get_lines())
+
+
+def test_without_the_chosen_schedule_at_a_budget_the_others_are_no_curve(board: tuple[pd.DataFrame, Path]) -> None:
+    records = read(board[1])
+    lost = (
+        (records["strategy"] == "attn_topk") & (records["budget"] == "macs 0.5 auto") & (records["task"] == "spurious")
+    )
+    assert lost.any()
+    whole, rest = (gaps_over_budgets(judge(table).rankings[0].every) for table in (records, records[~lost]))
+    assert whole is not None and rest is not None
+    assert rest.rows.loc["dense"].dropna().equals(whole.rows.loc["dense"].dropna())
+    assert set(rest.rows.index) == set(whole.rows.index)
