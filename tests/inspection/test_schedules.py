@@ -120,10 +120,10 @@ def test_a_run_without_such_pictures_ends_before_its_first_cell(weights: Path, t
 
 
 def test_token_counts_are_shown_before_a_run_and_in_the_description_of_a_strategy(tmp_path: Path) -> None:
-    options = ["--suite", "embedded", "--task", "composite:test=20", "--macs", "0.5", "--seeds", "1", "--jobs", "0"]
-    planned = call("run", "attn_topk", *options, "--dry-run", "--out", tmp_path / "out")
+    options = ["--suite", "embedded", "--task", "composite:test=20", "--seeds", "1", "--jobs", "0"]
+    planned = call("run", "attn_topk:macs=0.5", *options, "--dry-run", "--out", tmp_path / "out")
     assert planned.exit_code == 0, planned.output
-    assert call("run", "attn_topk", *options, "--out", tmp_path / "out").exit_code == 0
+    assert call("run", "attn_topk:macs=0.5", *options, "--out", tmp_path / "out").exit_code == 0
     (record,) = (each for each in store.read(tmp_path / "out").values() if each.label == "attn_topk")
     blocks = (1, 2, 4)
     counts = ", ".join(f"{record.trajectory[block].tokens_out:g}" for block in blocks)

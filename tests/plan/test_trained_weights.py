@@ -379,8 +379,10 @@ def test_all_are_those_without_training_and_below_dense(files: Files, tmp_path: 
     """All are those that need no training and cost no more than dense and others are named."""
     tested = names(cells(files, tmp_path, "all"))
     every = {entry.cls.name: entry.cls for entry in Registry().strategies()}
-    out = {"a_vit", "diffrate_search", "dynamic_vit", "patch_merger", "sinkhorn", "sit", "tnt", "token_learner",
-           "patch_dropout", "fisher_mask", "oracle", "anti_oracle", "perturbation"}  # fmt: skip
+    out = {
+        "a_vit", "cropr", "diffrate_search", "dtem", "dynamic_vit", "patch_merger", "sinkhorn", "sit", "tnt",
+        "token_learner", "patch_dropout", "fisher_mask", "oracle", "anti_oracle", "perturbation",
+    }  # fmt: skip
     assert set(every) - tested == out & set(every)
     assert all(every[name].trained is False and not every[name].fits() for name in tested)
     assert names(cells(files, tmp_path, "all", "perturbation")) - tested == {"perturbation"}
