@@ -366,8 +366,10 @@ def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]
     it. Both are equal if no two seeds share a cluster.
     """
     numbers = _cluster_numbers(left.example if right.example.clusters is None else right.example, seeds)
-    of_seeds: Sequence[np.ndarray | None] = numbers or [None] * len(seeds)
-    parts = [_items_of_seed(left, right, seed, of_seed) for seed, of_seed in zip(seeds, of_seeds, strict=True)]
+    parts = []
+    for place, seed in enumerate(seeds):
+        of_seed = numbers[place] if numbers else None
+        parts.append(_items_of_seed(left, right, seed, of_seed))
     nothing = np.zeros(result.shape)
     separate = sum((part.variance / len(seeds) ** 2 for part in parts), start=nothing)
 
