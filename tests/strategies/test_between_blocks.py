@@ -6,6 +6,7 @@ from math import exp, log
 import numpy as np
 import pytest
 import torch
+import vits
 from loops64 import agree, loops, unit
 from merging import view
 from sparsebench_plugins.cropr import Cropr
@@ -15,9 +16,13 @@ from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.rep_shift import RepShift
 from tiny import act, images, made, vit
 
+import sparsebench
+from sparsebench.deploy.apply import RANDOM
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
+from sparsebench.testing.networks import build
+from sparsebench.training.steps import Autograd, Samples
 
 DEEP = partial(vit, depth=12)
 NETWORKS = {
@@ -323,3 +328,25 @@ def mctf(state, keep, two_ways=True):
 @pytest.mark.parametrize("ahead", [True, False])
 def test_mctf_merges_tokens_and_attention_before_the_values(make, budget, ahead):
     agree(MCTF(ahead=ahead), make(), images(2), {"keep_rate": 0.6, **budget}, **{"early" if ahead else "after": mctf})
+
+
+def test_auxiliary_heads_learn_from_labels_in_a_training():
+    case = build("class token")
+    actor = Actor(Cropr(), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
+    steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, case.relevance), case.recipe)
+    with torch.enable_grad():
+        steps.step(np.arange(len(case.labels)), 0, 0.0)
+    gradients = [weight.grad for module in actor.learned.values() for weight in module.parameters()]
+    assert gradients and all(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+def test_in_a_users_loop_auxiliary_logits_teach_the_heads_alone():
+    model = vits.vit(num_classes=5)
+    with sparsebench.apply(model, "cropr:keep_rate=0.5,blocks=1", learned=RANDOM) as sparse:
+        sparse.train()
+        sparse(images(3))
+        (logits,) = sparse.auxiliary()
+        torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 4])).backward()
+        assert all(weight.grad is None for weight in model.parameters())
+        heads = [weight.grad for weight in sparse.parameters() if weight.grad is not None]
+        assert heads and all(bool(grad.any()) for grad in heads)
