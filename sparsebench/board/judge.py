@@ -359,6 +359,7 @@ def _rank(
         places_of_random = _places_of_random(measured)
         random_of = {measured.index[row]: measured.index[random] for row, random in places_of_random.items()}
         rows = probes.add_random(rows, parts[probes.PART], random_of)
+        rows = probes.add_ranks(rows, unranked)
 
     ranked_places = np.flatnonzero(may_have_rank)
     ranked = measured.index[ranked_places]

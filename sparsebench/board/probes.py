@@ -43,7 +43,8 @@ KINDS = {
 
 
 def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
-    """Return the columns of probes for each entry, except differences to random tokens, see `add_random`.
+    """Return the columns of probes for each entry, except differences to random tokens and ranks, see `add_random` and
+    `add_ranks`.
 
     Args:
         comparison: a comparison of the track probe.
@@ -65,7 +66,7 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
     entries = [entry for entry in rows.index if all(entry in results for results in by_size)]
     curves = [[results[entry] for results in by_size] for entry in entries]
     of_targets: dict[str, tuple[Target, Results | None]] = {}
-    if dense is not None and dense in entries:
+    if dense is not None and dense in entries and comparison.n_classes:  # the classes are those of stored test items
         of_targets["images_to_target"] = Target.of_dense(1 / comparison.n_classes), by_size[-1][dense]
     if fixed:
         of_targets["images_to_fixed_target"] = Target(fixed), None
@@ -73,8 +74,6 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
         reached = targets.images_to_target(curves, sizes, target, of_dense, comparison.lone)
         values = [interval_row(name, interval) for interval in reached]
         rows = rows.join(pd.DataFrame(values, entries, dtype=float))
-    if "images_to_target" in rows:
-        rows["images_to_target_rank"] = _ranks(rows["images_to_target"], comparison.entries["kind"])
     rows[LIMITS] = [(sizes[0], sizes[-1])] * len(rows)
     return rows
 
@@ -121,11 +120,19 @@ def sizes_of(comparison: Comparison) -> list[int]:
     return sorted(set(comparison.records["n_train"]))
 
 
-def _ranks(values: pd.Series, kinds: pd.Series) -> pd.Series:
-    """Return the ranks of strategies by images to target as text; oracles have none."""
-    ranked = values[kinds.reindex(values.index) != "oracle"]
-    texts = [None if ends is None else rank_text(*ends) for ends in targets.ties(ranked.tolist())]
-    return pd.Series(texts, ranked.index, dtype=object)
+def add_ranks(rows: pd.DataFrame, unranked: pd.Index) -> pd.DataFrame:
+    """Return rows with the ranks by images to target as text, if these are known. Oracles have none.
+
+    Args:
+        rows: the rows of a board.
+        unranked: the entries that a board does not rank.
+    """
+    if "images_to_target" not in rows:
+        return rows
+    may_have_rank = (rows["kind"] != "oracle") & ~rows.index.isin(unranked)
+    values = rows.loc[may_have_rank, "images_to_target"].astype(float)
+    texts = [None if ends is None else rank_text(*ends) for ends in targets.ties(values.tolist())]
+    return rows.assign(images_to_target_rank=pd.Series(texts, values.index, dtype=object))
 
 
 def by_size(comparison: Comparison, rows: Sequence[Row], metric: str) -> tuple[list[Row], list[Column]]:

@@ -128,6 +128,26 @@ def test_a_strategy_that_lacks_a_number_of_images_is_not_ranked() -> None:
     assert row_of(rows, "best")["images_to_target"] == 0
 
 
+def test_strategies_that_are_not_ranked_have_no_rank_by_images_either() -> None:
+    """A cell of `best` failed, and `good` lacks one: the next ones move up."""
+    failed = flat("best", 7, status="failed", track="probe", setting=SETTING, n_train=20, cell_id="failed")
+    lacks = [record for record in RECORDS if (record["strategy"], record["repetition"]) != ("good", 2)]
+    rows = dicts(judge(pd.DataFrame([*lacks, failed])).rows)
+    ranks = {row["strategy"]: row["images_to_target_rank"] for row in rows}
+    assert {row_of(rows, name)["rank"] for name in ("best", "good")} == {"not ranked"}
+    assert ranks == {"best": None, "good": None, "oracle": None, "dense": "1", "bad": "2-3", "worse": "2-3"}
+
+
+def test_records_without_test_items_have_no_target_of_dense() -> None:
+    """Chance is not known without labels; the fixed target needs none."""
+    outcomes = ("test_items", "test_labels", "test_predictions", "test_neighbours")
+    records = pd.DataFrame(RECORDS).drop(columns=list(outcomes))
+    records.attrs[TARGET] = 0.75
+    good = row_of(dicts(judge(frame_of(records)).rows), "good")
+    assert good.get("images_to_target") is None
+    assert 20 < good["images_to_fixed_target"] < 80
+
+
 def test_boards_say_whether_the_networks_learned_these_classes() -> None:
     trained = json.dumps([*json.loads(SETTING)[:2], [{"name": "composite"}, {"name": "vit"}, 100], {"pool": 320}])
     own = judge(pd.DataFrame(RECORDS)).rankings[0].comparison
