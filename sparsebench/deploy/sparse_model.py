@@ -290,9 +290,10 @@ class SparseModel(nn.Module):
         """Return (B, M, patches): for each remaining token, the weights of the patches for which it stands.
 
         Each row sums to 1. A kept patch has weight 1, and a merged or fused token the weights with which the strategy
-        combined its patches. Rows have the order of the tokens of `forward_features` after the class and register
-        tokens. Rows of padding are 0. So are the columns of patches that were removed, or merged with weight 0, as
-        `vid_tldr` may do. Each patch is in one token at most, so
+        combined its patches. What a strategy adds to a kept patch from others, as `gtp` does, has no weight. Rows have
+        the order of the tokens of `forward_features` after the class and register tokens. Rows of padding are 0. So are
+        the columns of patches that were removed, or merged with weight 0, as `vid_tldr` may do. Each patch is in one
+        token at most, so
         `(membership > 0).to(tokens).transpose(1, 2) @ tokens` puts (B, M, C) tokens on the grid, row by row.
 
         Args:
@@ -304,7 +305,10 @@ class SparseModel(nn.Module):
         """
         last = self._called(x, "membership")
         patches = self._network.cost.tokens
-        weights = torch.eye(patches, device=last.index.device).expand(len(last.index), patches, patches)
+        each_patch = torch.eye(patches, device=last.index.device)
+        if last.whole:  # tokens that came back are in no plan
+            return each_patch[last.index]
+        weights = each_patch.expand(len(last.index), patches, patches)
         for decision in last.decisions:
             plan = decision.plan
             if isinstance(plan, Mix) or (isinstance(plan, Mask) and plan.values is not None):

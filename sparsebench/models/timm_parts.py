@@ -144,9 +144,7 @@ def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
     elif isinstance(plan, Keep) and plan.fuse is not None:
         others = sizes.scatter(1, plan.index, 0.0)
         plan = replace(plan, fuse=others / others.sum(dim=1, keepdim=True).clamp(min=1e-12))
-    elif isinstance(plan, Keep):
-        plan = replace(plan, add=None)
-    return tokens.apply(plan, places, sizes)
+    return tokens.apply(tokens.without_features(plan), places, sizes)
 
 
 def refuse(vit: Any) -> None:

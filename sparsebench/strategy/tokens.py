@@ -137,6 +137,11 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     return torch.cat([first, new], dim=1)
 
 
+def without_features(plan: Plan) -> Plan:
+    """Return the plan without the features that a `Keep` adds to its tokens, to `apply` it to other values of them."""
+    return replace(plan, add=None) if isinstance(plan, Keep) else plan
+
+
 def shares_of(plan: Merge, sizes: Tensor, sums: Tensor) -> Tensor:
     """Return (B, N), the share of each token in its group's sum of sizes; `sums` (B, M) are these sums."""
     return sizes / sums.gather(1, plan.target.clamp(min=0))
@@ -224,7 +229,7 @@ def membership_after(plan: Keep | Merge, token: Tensor, count: int) -> Tensor:
 def patch_weights_after(plan: Plan, weights: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, K), the weights of the K input patches in each new token. Rows sum to 1, those of padding to 0.
 
-    They are the absolute weights with which the plan combines the tokens.
+    They are the absolute weights with which the plan combines the tokens. What a `Keep` adds to its tokens has none.
 
     Args:
         plan: what happens to the old tokens; neither a `Mix` nor a `Mask` with new values.
@@ -237,7 +242,7 @@ def patch_weights_after(plan: Plan, weights: Tensor, sizes: Tensor) -> Tensor:
         plan = replace(plan, weight=plan.weight.abs())
     if isinstance(plan, Keep) and plan.fuse is not None:
         plan = replace(plan, fuse=plan.fuse.abs())
-    new = apply(plan, weights, sizes)
+    new = apply(without_features(plan), weights, sizes)
     if isinstance(plan, Padded):
         new = new * (plan.index >= 0)[:, :, None]
     return new / new.sum(dim=2, keepdim=True).clamp(min=torch.finfo(new.dtype).tiny)

@@ -178,6 +178,28 @@ def test_rows_sum_to_1_and_a_patch_is_in_one_token_at_most(cls):
     assert torch.equal(membership, sparse.membership(x))
 
 
+@pytest.mark.parametrize("words", ["gtp:per_block=2", "gtp:per_block=3,graph=spatial"])
+@torch.no_grad()
+def test_what_is_added_to_a_kept_patch_has_no_weight(words):
+    sparse = sparsebench.apply(vit(), words)
+    membership = sparse.membership(pixels())
+    index = sparse._last.index
+    assert torch.equal(membership, torch.eye(16)[index])
+    assert torch.equal(membership.sum(dim=1) > 0, sparse.kept())
+
+
+@pytest.mark.parametrize("words", ["attn_topk:returns=-1", "value_norm:returns=2", "attn_topk:returns=-2"])
+@torch.no_grad()
+def test_tokens_that_came_back_stand_for_their_patches(words):
+    sparse = sparsebench.apply(vit(reg_tokens=2), words, counts=(11, 6), blocks=(0, 1))
+    tokens = sparse.forward_features(pixels())
+    membership = sparse.membership()
+    assert any(decision.after.shape[1] < 16 for decision in sparse._last.decisions)
+    assert tokens.shape[1] == 3 + membership.shape[1]
+    assert torch.equal(membership, torch.eye(16).expand(3, 16, 16))
+    assert sparse.kept().all()
+
+
 @torch.no_grad()
 def test_with_the_counts_of_each_image_shorter_rows_end_with_padding():
     class Brighter(Strategy):
