@@ -25,6 +25,7 @@ from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
+    from sparsebench.publish.about import About
     from sparsebench.publish.submission import Verdict
 
 MOST_CONTRADICTIONS = 5
@@ -146,11 +147,32 @@ def _lines(verdict: Verdict) -> str:
     type=PATH,
     help="Folder of submissions, in a clone of the repository.",
 )
-def submit(folder: Path, strategy: str | None, to: Path) -> None:
+@click.option(
+    "--about",
+    metavar="FILE.toml",
+    type=PATH,
+    help="File with authors, affiliation, paper, code, licence and note.  [submission.toml, if there is one here]",
+)
+@click.option("--author", "authors", multiple=True, metavar="NAME", help="An author; repeat it for several.")
+@click.option("--affiliation", metavar="TEXT", help="Where the authors work.")
+@click.option("--paper", metavar="ADDRESS", help="Address of the paper.")
+@click.option("--code", metavar="ADDRESS", help="Address of the code.")
+@click.option("--licence", metavar="NAME", help="Licence of the strategy's code, such as Apache-2.0.")
+@click.option("--note", metavar="TEXT", help="One line for readers of the board.")
+@click.option(
+    "--replaces",
+    metavar="VERSION",
+    default="",
+    help="Folder name of an earlier submission of the strategy by one of the authors; boards then leave it out.",
+)
+def submit(
+    folder: Path, strategy: str | None, to: Path, about: Path | None, replaces: str, **fields: str | tuple[str, ...]
+) -> None:
     """Write the results of a run's FOLDER as a submission.
 
     The submission has the records of the strategy and of the baselines, with outcomes, the strategy's file, the machine
-    and the suite. It names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
+    and the suite, and who submits. In a terminal the command asks for what neither options nor the file say. The
+    submission names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
     TO/<strategy>/<version> and prints the git commands that publish it. It refuses a strategy without any result.
 
     Cells of a task or model in another plugin file than the strategy's cannot be replayed from a submission.
@@ -158,11 +180,63 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     from sparsebench.publish.submission import git_steps
     from sparsebench.publish.submission import submit as write_submission
 
-    verdict = write_submission(folder, to, strategy)
+    who = _about(about, {name: value for name, value in fields.items() if value})
+    verdict = write_submission(folder, to, strategy, who, replaces)
     click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
     for note in verdict.notes:
         click.echo(note, err=True)
+    if not who.authors:
+        click.echo("it names no author: --author NAME, or authors in submission.toml, names them", err=True)
     click.echo(git_steps(verdict))
+
+
+def _about(file: Path | None, given: dict[str, Any]) -> About:
+    """Return who submits: from a file, options, which come first, and in a terminal from questions."""
+    from sparsebench.publish.about import FILE, about_of, read_about
+
+    if file is None and Path(FILE).is_file():
+        file = Path(FILE)
+        click.echo(f"read: {file}", err=True)
+    values = (read_about(file) if file is not None else {}) | given
+    about = about_of(values, "who submits")
+    if sys.stdin.isatty():
+        about = about_of(values | _answers(about), "who submits")
+    return about
+
+
+QUESTIONS = {
+    "authors": "Authors, separated by ;",
+    "affiliation": "Affiliation",
+    "paper": "Address of the paper",
+    "code": "Address of the code",
+    "licence": "Licence of the code",
+    "note": "A line for readers",
+}
+"""What `submit` asks for in a terminal, by field of `About`."""
+
+
+def _answers(about: About) -> dict[str, Any]:
+    """Ask for the fields that are still empty, and return the answers that are not. A wrong answer is asked again."""
+    from sparsebench.publish.about import About
+
+    answers: dict[str, Any] = {}
+    for field, question in QUESTIONS.items():
+        if getattr(about, field):
+            continue
+        if not answers:
+            click.echo("Boards show who submits. Leave empty what does not apply.", err=True)
+
+        def value_of(text: str, field: str = field) -> Any:
+            value: Any = text
+            if field == "authors":
+                value = tuple(filter(None, map(str.strip, text.split(";"))))
+            try:
+                return getattr(About.model_validate({field: value}), field)
+            except UserError as error:
+                raise click.UsageError(str(error)) from error
+
+        answers[field] = click.prompt(question, default="", show_default=False, value_proc=value_of, err=True)
+    return {field: answer for field, answer in answers.items() if answer}
 
 
 @click.command()
