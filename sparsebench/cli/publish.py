@@ -20,7 +20,6 @@ from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
 from sparsebench.records import store, table
-from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 
@@ -92,20 +91,15 @@ def verify(
 
 
 def _submissions(path: Path) -> list[Path]:
-    """Return the path if it has a manifest; else its folders with a manifest, and the folders in its other folders.
+    """Return the submissions below a path. Raise UserError if it is not a folder or has none."""
+    from sparsebench.publish.submission import submissions_in
 
-    Raises:
-        UserError: if the path is not a folder or has no submissions.
-    """
     if not path.is_dir():
         raise UserError(f"{path} is not a folder")
-    if (path / MANIFEST).is_file():
-        return [path]
-    inner = [folder for folder in path.glob("*") if (folder / MANIFEST).is_file()]
-    outer = [folder for folder in path.glob("*/*") if folder.is_dir() and folder.parent not in inner]
-    if not inner + outer:
+    folders = submissions_in(path)
+    if not folders:
         raise UserError(f"no submissions in {path}", next_step="submissions are folders <strategy>/<version>")
-    return sorted(inner + outer)
+    return folders
 
 
 def _ask(folder: Path, yes: bool) -> None:
@@ -237,6 +231,19 @@ def _answers(about: About) -> dict[str, Any]:
 
         answers[field] = click.prompt(question, default="", show_default=False, value_proc=value_of, err=True)
     return {field: answer for field, answer in answers.items() if answer}
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--reason", required=True, metavar="TEXT", help="One line that boards show.")
+def withdraw(folder: Path, reason: str) -> None:
+    """Withdraw the submission in FOLDER: boards leave it out and name the reason.
+
+    The files stay; withdrawn.json is written beside them. Remove this file to submit again.
+    """
+    from sparsebench.publish.collection import withdraw as write_withdrawal
+
+    click.echo(f"written: {write_withdrawal(folder, reason)}", err=True)
 
 
 @click.command()

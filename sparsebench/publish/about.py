@@ -14,17 +14,13 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from sparsebench.errors import UserError, plain, reason_of
+from sparsebench.errors import LONGEST_ADDRESS, UserError, is_address, plain, reason_of
 from sparsebench.records.record import Value
 
 FILE = "submission.toml"
 MOST_AUTHORS, MOST_BYTES = 50, 100_000
 LONGEST = {"authors": 100, "affiliation": 200, "licence": 60, "note": 500}
 """Most characters of each text; of each name for authors."""
-LONGEST_ADDRESS = 300
-ADDRESS = re.compile(r"https?://[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:\d{1,5})?(/[A-Za-z0-9._~!$&*+,;=:@%/-]*)?"
-                     r"(\?[A-Za-z0-9._~!$&*+,;=:@%/?-]*)?(#[A-Za-z0-9._~!$&*+,;=:@%/?-]*)?")  # fmt: skip
-"""An address without quotes, brackets and spaces, which end addresses in Markdown, HTML and LaTeX."""
 LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+()-]*")
 
 
@@ -81,11 +77,6 @@ class About(Value):
                 next_step="write brackets, quotes and spaces in it as %28, %29, %27 and %20",
             )
         return text
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text is an address that may be a link on a board."""
-    return len(text) <= LONGEST_ADDRESS and ADDRESS.fullmatch(text) is not None
 
 
 def _text(name: str, text: str) -> str:

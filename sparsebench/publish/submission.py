@@ -103,6 +103,18 @@ def manifest_of(folder: Path) -> Manifest:
         raise UserError(f"{MANIFEST}: {reason_of(error)}") from error
 
 
+def submissions_in(folder: Path) -> list[Path]:
+    """Return the submissions below a folder: its folders with a manifest, and the folders in its other folders.
+
+    The folder itself is the only one if it has a manifest.
+    """
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    inner = [path for path in folder.glob("*") if (path / MANIFEST).is_file()]
+    outer = [path for path in folder.glob("*/*") if path.is_dir() and path.parent not in inner]
+    return sorted(inner + outer)
+
+
 def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
     """Return the strategy's file in a submission, or None for an installed or shipped strategy."""
     return (folder / PLUGIN / manifest.file).absolute() if manifest.file else None
