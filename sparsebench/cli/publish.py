@@ -40,6 +40,11 @@ MOST_CONTRADICTIONS = 5
     metavar="SEED",
     help="Seed of the random choice of cells, as printed by an earlier replay.",
 )
+@click.option(
+    "--by",
+    metavar="NAME",
+    help="Who replays. If the cells agree, the replay is written beside the submission, and boards show it.",
+)
 @options("device")
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
@@ -48,6 +53,7 @@ def verify(
     path: Path,
     replay: str | None,
     replay_seed: int | None,
+    by: str | None,
     device: str,
     yes: bool,
     as_json: bool,
@@ -61,7 +67,8 @@ def verify(
     A submission with neither badge is rejected, with the reasons.
 
     Without --replay only files are read. --replay runs the strategy's code, from the submission or the installed
-    plugin, and needs the same pictures, weights and networks as the run.
+    plugin, and needs the same pictures, weights and networks as the run. With --by NAME it writes a file in the
+    submission's folder replays/, from which others see that and when NAME has replayed it.
 
     The exit code is 0 if no submission is rejected, 1 if one is, 2 if the command is wrong.
     """
@@ -75,19 +82,30 @@ def verify(
     folders, verdicts = _submissions(path), []
     if replay and len(folders) > 1:
         raise UserError("--replay needs one submission", got=f"{len(folders)} submissions", next_step="name one")
+    if by is not None and not replay:
+        raise UserError("--by needs a replay", next_step="add --replay N")
     for folder in folders:
         verdict = verified(folder, placed=True)
-        if replay and verdict.badge == "reported":
+        if replay and not verdict.wrong:
+            by = _name_of(by, folder)
             _ask(folder, yes)
             from sparsebench.publish.replay import replay as replay_cells
 
-            replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping)
+            replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping, by)
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
+
+
+def _name_of(by: str | None, folder: Path) -> str:
+    """Return the name of who replays; "" if the replay is not to be kept."""
+    from sparsebench.publish.replays import check_name
+    from sparsebench.publish.submission import manifest_of
+
+    return "" if by is None else check_name(by, manifest_of(folder))
 
 
 def _submissions(path: Path) -> list[Path]:

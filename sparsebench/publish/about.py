@@ -47,7 +47,7 @@ class About(Value):
     def _authors(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if len(names) > MOST_AUTHORS:
             raise UserError("authors", got=f"{len(names)} names", allowed=f"at most {MOST_AUTHORS}")
-        names = tuple(_text("authors", name) for name in names)
+        names = tuple(text_of("authors", name) for name in names)
         if not all(names):
             raise UserError("authors", got="an empty name", allowed="names of persons or groups")
         return names
@@ -55,12 +55,12 @@ class About(Value):
     @field_validator("affiliation", "note")
     @classmethod
     def _texts(cls, text: str, info: Any) -> str:
-        return _text(info.field_name, text)
+        return text_of(info.field_name, text)
 
     @field_validator("licence")
     @classmethod
     def _licence(cls, text: str) -> str:
-        text = _text("licence", text)
+        text = text_of("licence", text)
         if text and not LICENCE.fullmatch(text):
             raise UserError("licence", got=f"'{plain(text, 80)}'", allowed="a name such as Apache-2.0 or MIT")
         return text
@@ -79,7 +79,7 @@ class About(Value):
         return text
 
 
-def _text(name: str, text: str) -> str:
+def text_of(name: str, text: str) -> str:
     """Return a text without space around it. Raise UserError if it is too long, or more than one printable line."""
     text, most = text.strip(), LONGEST[name]
     if len(text) > most:
@@ -115,7 +115,7 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is too large", allowed=f"{MOST_BYTES} bytes")
-        values = tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.readtext_of("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read", got=reason_of(error), next_step="give a TOML file") from error
     about_of(values, str(path))

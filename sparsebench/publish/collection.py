@@ -157,6 +157,7 @@ def _part(one: Submission, manifest: Manifest) -> Part:
     authors = few(about.authors, MOST_AUTHORS, 100) if about.authors else "not named"
     values = {
         "authors": authors,
+        "replayed": "; ".join(one.verdict.replays),
         "date": manifest.date,
         "paper": about.paper,
         "code": about.code,

@@ -3,6 +3,7 @@
 FOLDER/manifest.json                the strategy and its origin
 FOLDER/records/records.parquet      a sealed file: the records, their machines, strategies and suite
 FOLDER/plugin/                      the strategy's file, and the modules of its author that it imports
+FOLDER/replays/                     replays by others, see `replays`
 
 Files of other plugins are left out: cells of their tasks and models can be checked, but not run again. Apart from the
 manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of a submission
@@ -58,6 +59,8 @@ MEANINGS: dict[Badge, str] = {
 }
 ALONE = "a submission has no plugin but the strategy's"
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
+UNFIT = "complete and consistent; a file of a replay does not fit"
+KEPT = "complete and consistent; according to its files, others have run randomly drawn cells again, and they agree"
 MOST_REASONS = 5
 """Maximum number of reasons in a verdict."""
 TOLERANCE = 1e-12
@@ -140,6 +143,8 @@ class Verdict:
         wrong: whether the submission is incomplete or inconsistent, or disagrees with its replay.
         why: the reasons if `wrong`.
         strategy, version, suite, records: contents of the submission as far as readable; `suite` is "" without a suite.
+        replays: who has run cells again, and when, according to the submission's files.
+        unfit: why files of replays do not fit.
         notes: facts about a replay, such as the cells that were run again, or about what `submit` wrote.
     """
 
@@ -152,11 +157,16 @@ class Verdict:
     suite: str = ""
     records: int = 0
     notes: list[str] = field(default_factory=list)
+    replays: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
 
     @property
     def meaning(self) -> str:
         """The meaning of the badge."""
-        return DIFFERS if self.wrong and self.badge == "reported" else MEANINGS[self.badge]
+        if self.wrong and self.badge == "reported":
+            return UNFIT if self.unfit else DIFFERS
+        is_kept = self.badge == "replayed" and bool(self.replays)
+        return KEPT if is_kept else MEANINGS[self.badge]
 
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Store the reasons why the submission is wrong; without any, set the badge."""
@@ -178,6 +188,10 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
     except (ValueError, UserError) as error:
         wrong = [plain(error)]
     verdict.settle(wrong, "reported")
+    if not wrong:
+        from sparsebench.publish.replays import settle
+
+        settle(folder, manifest_of(folder), verdict)
     return verdict
 
 
