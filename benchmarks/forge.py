@@ -1,4 +1,4 @@
-"""Forge submissions, and test that none is *replayed* and that *reported* ones are never called verified or checked.
+"""Forge submissions and replays, and test that none is *replayed* and that *reported* ones are never called verified.
 
 python benchmarks/forge.py --cases 2000   # prints each kind with its badge; exits with 1 if a badge is too high
 
@@ -10,6 +10,7 @@ compared with the honest cells, which are the results of a replay.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 import shutil
@@ -29,8 +30,10 @@ from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import scores
 from sparsebench.models.vits import Vit
 from sparsebench.plugin.content import file_revision
-from sparsebench.publish import replay
+from sparsebench.publish import agreement, replays
 from sparsebench.publish import submission as folders
+from sparsebench.publish.about import About
+from sparsebench.publish.replays import Replay
 from sparsebench.publish.submission import items_of, submit
 from sparsebench.records import manifests, store, table
 from sparsebench.records.record import Cell, Record, bytes_of, canonical, numbers_of
@@ -207,6 +210,77 @@ def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
     }  # fmt: skip
 
 
+def replayed(sound: Path, to: Path, change: Change = lambda raw: None, by: str = "Somebody") -> Path:
+    """Return a copy of a submission with a file of a replay: its own results, as if they were run again a day later.
+
+    Args:
+        sound: the submission.
+        to: where the copy is.
+        change: what is wrong with the replay, as JSON.
+        by: who is said to have replayed.
+    """
+    folder = Path(shutil.copytree(sound, to / sound.parent.name / sound.name))
+    results = [record for record in folders.read_records(folder) if record.status == "ok"]
+    cells = [
+        one.model_copy(update={"started": f"9{one.started[1:]}"}) for one in agreement.draw(results, NAME, None, 7)
+    ]
+    texts = store.Store(folder).values(manifests.ENVIRONMENTS, dict[str, str])
+    machines = {Path(name).stem: machine for name, machine in texts.items()}
+    records = folders.manifest_of(folder).records
+    raw = Replay.of(cells, by=by, records=records, seed=7, number=None, machines=machines).model_dump(mode="json")
+    change(raw)
+    path = folder / replays.FOLDER / "1.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(raw), "utf-8")
+    return folder
+
+
+def kinds_of_replays(sound: Path, place: Path) -> dict[str, Path]:
+    """Return the submissions with forged replays, by kind of forgery. The highest correct badge of each is reported."""
+    number = iter(range(1000))
+
+    def of(change: Change, by: str = "Somebody") -> Path:
+        return replayed(sound, place / str(next(number)), change, by)
+
+    def own_cell(raw: Raw) -> Raw:
+        return next(cell for cell in raw["cells"] if cell["cell"]["strategy"]["name"] == NAME)
+
+    def better(raw: Raw) -> None:
+        own_cell(raw)["metrics"]["accuracy"]["value"] = 0.999
+
+    def copies(raw: Raw) -> None:
+        for cell in raw["cells"]:
+            cell["started"] = f"2{cell['started'][1:]}"
+
+    other_records = changed(sound, place / "other-records", lambda raw: improve(raw, 5))
+    folder = replayed(sound, place / "moved")
+    shutil.copytree(folder / replays.FOLDER, other_records / replays.FOLDER)
+    about = About(authors=("Ada", "Bo"))
+    authored = Path(shutil.copytree(sound, place / "authored" / sound.parent.name / sound.name))
+    said(authored, about=about)
+    return {
+        "a replay of other records": other_records,
+        "a replay of fewer cells": of(lambda raw: raw["cells"].pop()),
+        "a replay of cells that no seed draws": of(lambda raw: raw["cells"].reverse()),
+        "a replay with another seed": of(put(8, "seed")),
+        "a replay of cells in another number": of(put(1, "number")),
+        "a replay that contradicts itself": of(better),
+        "a replay that is the report": of(copies),
+        "a replay before the report": of(put("2000-01-01", "date")),
+        "a replay without its machine": of(put({}, "machines")),
+        "a replay on a machine that is not described": of(
+            lambda raw: next(iter(raw["machines"].values())).update(cpu="other")
+        ),
+        "a replay of another revision": of(lambda raw: own_cell(raw)["origin"].update(revision="0")),
+        "a replay that failed": of(lambda raw: own_cell(raw).update(status="failed", failure={"reason": "x"})),
+        "a replay with other outcomes": of(lambda raw: own_cell(raw)["metrics"]["test_loss"].update(value=9.0)),
+        "a replay by an author": replayed(authored, place / "by-author", by="ADA"),
+        "a replay by nobody": of(put("", "by")),
+        "a replay by an escape code": of(put("\x1b[2J", "by")),
+        "a replay that is no replay": of(lambda raw: raw.clear()),
+    }
+
+
 def judged(folder: Path, *more: str) -> tuple[str, str]:
     """Return the badge that `sparsebench verify` prints, and its whole output."""
     line = [sys.executable, "-m", "sparsebench", "verify", str(folder), *more]
@@ -227,11 +301,11 @@ def grind(sound: Path, cases: int, seed: int) -> Counter[str]:
             if away:
                 moved(raw)
             pairs.append((Record.model_validate(raw), record))
-        wrong, _, points = replay.compare(pairs, ())
+        wrong, _, points = agreement.compare(pairs, ())
         share = better / sum(record.outcomes.n for record in records if record.label == NAME and record.outcomes)
         machine = "another machine" if away else "this machine"
         counted[f"{machine}, {'agrees' if not wrong else 'does not agree'}"] += 1
-        bound = max(replay.MOST_BETTER, points / 100 + 1e-9) if away else 0.0
+        bound = max(agreement.MOST_BETTER, points / 100 + 1e-9) if away else 0.0
         counted["too high"] += not wrong and share > bound
     return counted
 
@@ -250,6 +324,11 @@ def main() -> int:
             odd |= (best == "rejected" and badge != best) or (badge == "reported" and bool(CLAIMS.search(said)))
             wrong += odd
             print(f"{badge:10} {kind} (at most {best}){': WRONG' if odd else ''}", flush=True)
+        for kind, folder in kinds_of_replays(sound, Path(where) / "replays").items():
+            badge, said = judged(folder)
+            odd = badge == "replayed" or bool(CLAIMS.search(said))
+            wrong += odd
+            print(f"{badge:10} {kind} (at most reported){': WRONG' if odd else ''}", flush=True)
         counted = grind(sound, asked.cases, asked.seed)
         print("\n".join(f"{count:8} {what}" for what, count in counted.most_common()))
     return int(bool(wrong or counted["too high"]))

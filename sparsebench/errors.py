@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,10 @@ LIMITS = {
     "RLIMIT_NPROC": "a user's processes and threads {0} (`ulimit -u`)",
 }
 """Limits of a process in words: with the number, and the number divided by 10^9."""
+LONGEST_ADDRESS = 300
+ADDRESS = re.compile(r"https?://[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:\d{1,5})?(/[A-Za-z0-9._~!$&*+,;=:@%/-]*)?"
+                     r"(\?[A-Za-z0-9._~!$&*+,;=:@%/?-]*)?(#[A-Za-z0-9._~!$&*+,;=:@%/?-]*)?")  # fmt: skip
+"""An address without quotes, brackets and spaces, which end addresses in Markdown, HTML and LaTeX."""
 
 
 class UserError(Exception):
@@ -211,3 +216,8 @@ def plain(text: object, most: int | None = 200) -> str:
         shown = as_utf8(shown)
         shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
     return shown if most is None or len(shown) <= most else shown[: most - 3] + "..."
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address that may be a link on a board."""
+    return len(text) <= LONGEST_ADDRESS and ADDRESS.fullmatch(text) is not None

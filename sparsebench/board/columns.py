@@ -30,6 +30,7 @@ Row = dict[str, Any]
 
 Shown = Literal[
     "text",
+    "link",
     "fraction",
     "percent",
     "spent",
@@ -43,6 +44,8 @@ Shown = Literal[
     "giga",
     "mega",
 ]
+WORDS = ("text", "link")
+"""Formats of columns without numbers."""
 UNITS: dict[Shown, str] = {"percent": "%", "points": "points"}
 """Units that are appended to headings."""
 
@@ -55,7 +58,7 @@ class Column(NamedTuple):
         heading: heading without the unit.
         shown: number format, or text. "percent" and "points" show fractions and their differences, times 100. "spent"
             is percent, followed by the realised MACs, KEY_spent, if they differ from the budget. "giga" and "mega" show
-            plain numbers. Files have fractions and plain numbers.
+            plain numbers. Files have fractions and plain numbers. "link" is an address.
         what: meaning in one sentence, with the unit.
         interval: whether rows have its 95 % interval as KEY_low and KEY_high, which are None if unknown.
         part: in a board over all tasks each part is taken from one task: "accuracy", "sample complexity",
@@ -323,7 +326,7 @@ ALL_COLUMNS = (
     ),
     Column("n_seeds", "seeds", "count", "repetitions"),
     Column("checks", "checks", "text", "result of `sparsebench check` for this source and version"),
-    Column("badge", "badge", "text", "badge of a submission, from its files alone: reported or rejected"),
+    Column("badge", "badge", "text", "badge of a submission, from its files alone: reported, replayed or rejected"),
     Column(
         "how",
         "reduction",
@@ -408,7 +411,7 @@ def keys_of(columns: Sequence[Column]) -> list[str]:
 
 def side(column: Column) -> str:
     """Return the alignment of a column: left for text, right for numbers and ranks."""
-    return "left" if column.shown == "text" and column.key != "rank" else "right"
+    return "left" if column.shown in WORDS and column.key != "rank" else "right"
 
 
 def interval_row(key: str, interval: Interval | None) -> Row:
@@ -527,7 +530,7 @@ def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
         attrs |= {f"{key}_{end}": f"{end} end of the 95 % interval of {key}" for end in ("low", "high")}
     for name in FLAGS:
         table[name] = table[name].map({"yes": True, "no": False}).astype("boolean")
-    for column in (column for column in columns if column.shown != "text"):
+    for column in (column for column in columns if column.shown not in WORDS):
         for key in column.keys:
             table[key] = pd.to_numeric(table[key])
         if f"{column.key}_at_most" in rows:

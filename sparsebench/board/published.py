@@ -27,7 +27,18 @@ from PIL import Image
 
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
-from sparsebench.board.columns import ALL_COLUMNS, BY_KEY, BY_TASK, NOT_RANKED, Column, Row, dicts, file_value, text_of
+from sparsebench.board.columns import (
+    ALL_COLUMNS,
+    BY_KEY,
+    BY_TASK,
+    NOT_RANKED,
+    WORDS,
+    Column,
+    Row,
+    dicts,
+    file_value,
+    text_of,
+)
 from sparsebench.board.judge import RANDOM_TOKENS
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
@@ -64,6 +75,12 @@ FIRST = (
     "aligned_gap_reduction",
     "accuracy",
     "neighbour_accuracy",
+    "badge",
+    "authors",
+    "replayed",
+    "date",
+    "paper",
+    "code",
     "accuracy_delta",
     "random_delta",
     "versus_random",
@@ -72,7 +89,6 @@ FIRST = (
     "how",
     "speed_up",
     "checks",
-    "badge",
 )
 """The page's first columns, beginning with those that a narrow screen has room for. Metrics that tasks declare follow.
 Other columns are shown on request."""
@@ -383,7 +399,7 @@ def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, A
         "unit": column.shown,
         "interval": column.interval,
         "first": column.key not in KNOWN or column.key in first,
-        "falling": column.shown != "text" and column.falling,
+        "falling": column.shown not in WORDS and column.falling,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tabulate import SEPARATING_LINE, tabulate
 
 from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
-from sparsebench.errors import UserError, short_names
+from sparsebench.errors import UserError, is_address, short_names
 
 DIGITS = 10
 """Significant digits of numbers in files; differences between machines are beyond them."""
@@ -24,7 +24,7 @@ LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
-STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy", "told")
+STAY = ("task", "rank", "strategy", "authors", "budget", "accuracy", "kept_accuracy", "told")
 """Keys of columns that narrow terminals keep."""
 MINOR = ("n_train", "kind", "trained", "parameters")
 """Keys of columns that narrow terminals leave out first."""
@@ -193,7 +193,7 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
         rows, columns = table.rows, choice.of(table, table.shown)
         if style == "simple" and choice.width is not None:
             rows, columns = fit(rows, columns, choice.width)
-        lines: list[Any] = [[escape(text_of(row, column)) for column in columns] for row in rows]
+        lines: list[Any] = [[_text_in_cell(row, column, style, escape) for column in columns] for row in rows]
         for place in reversed(_rules(table, rows)) if style == "simple" else ():
             lines.insert(place, SEPARATING_LINE)
         headings, sides = [escape(column.title) for column in columns], [side(column) for column in columns]
@@ -202,6 +202,14 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
         title, above, below, *legend = (escape(words, code=True) for words in texts)
         parts += [title, above, text, below, _bullets(legend)] if columns else []
     return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
+
+
+def _text_in_cell(row: Row, column: Column, style: str, escape: Callable[..., str]) -> str:
+    """Return the text of a value; in Markdown an address is a link."""
+    text = text_of(row, column)
+    if style == "pipe" and column.shown == "link" and is_address(text):
+        return f"[{column.heading}]({text})"
+    return escape(text)
 
 
 def _unchanged(text: str, code: bool = False) -> str:

@@ -18,6 +18,7 @@ from sparsebench.board.columns import (
     BY_KEY,
     BY_TASK,
     TOLERANCE,
+    WORDS,
     Column,
     Row,
     accuracy_at,
@@ -354,7 +355,8 @@ def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> 
     ]
     declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", ranking.task)]
     for column in (BY_KEY["speed_up"], BY_KEY["p_label"], *declared):
-        columns.append(column._replace(heading=f"{column.heading} {suffix}"))
+        heading = column.heading if column.shown in WORDS else f"{column.heading} {suffix}"
+        columns.append(column._replace(heading=heading))
     if board.rows["n_seeds"].nunique() > 1:
         columns.append(BY_KEY["n_seeds"])
     columns += [BY_KEY["checks"], BY_KEY["badge"]]

@@ -102,6 +102,7 @@ for command in (
     check.check,
     publish.submit,
     publish.verify,
+    publish.withdraw,
     publish.merge,
     publish.export,
     publish.observe,

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from sparsebench.cli.terminal import PATH, folder_argument, joined, notes, outpu
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.stats import style
+
+if TYPE_CHECKING:
+    from sparsebench.board.board import Board
 
 HTML, BIBTEX = "html", "bibtex"
 MOST_CONTRADICTIONS = 5
@@ -92,7 +95,7 @@ def leaderboard(
     notes: bool,
     output: Path | None,
 ) -> None:
-    """Show the leaderboard of a run's FOLDER.
+    """Show the leaderboard of a run's FOLDER, or of all submissions in FOLDER.
 
     The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
@@ -102,6 +105,7 @@ def leaderboard(
         _refuse({"--of": quantity, "--width": columns_of_paper}, "a picture", next_step="add --picture FILE.png")
     if view != "paper":
         _refuse({"--speed": speed}, "the table of a paper", next_step="add --view paper")
+    _refuse_for_submissions(folder, check, update, view)
     if picture is not None:
         _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two")
         return
@@ -115,7 +119,9 @@ def leaderboard(
         of_tables = {"--columns": choice.names, "--strategies": names, "--view": view != "board"}
         _refuse(of_tables, "a table", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
-        content = _page(folder)
+        from sparsebench.board.published import page
+
+        content = page(_board(folder))
     else:
         technical = notes or output is not None
         content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
@@ -133,25 +139,39 @@ def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
             raise UserError(f"{name} needs {needed}", **hints)
 
 
+def _refuse_for_submissions(folder: Path, check: bool, update: bool, view: str) -> None:
+    """Raise UserError if a folder has several submissions, and an option is given that needs a single board."""
+    from sparsebench.publish.collection import is_collection
+
+    given = {"--check": check, "--update": update, "--view": view != "board"}
+    if is_collection(folder):
+        _refuse(
+            given,
+            "the folder of a run or of a board",
+            got=f"{folder}, whose submissions have one board",
+            next_step=f"`sparsebench leaderboard {folder}` shows it, and --format and -o write it",
+        )
+
+
 def _names(text: str) -> list[str]:
     """Return the names in a list with commas. Commas in parentheses separate the parameters of a strategy."""
     return [name for part in re.split(r",(?![^(]*\))", text) if (name := part.strip())]
 
 
-def _page(folder: Path) -> bytes:
+def _board(folder: Path) -> Board:
+    """Return the board of a run's folder or submission, or of all submissions in a folder."""
     from sparsebench.board.board import gather
-    from sparsebench.board.published import page
+    from sparsebench.publish.collection import collect, is_collection
     from sparsebench.publish.submission import badges
 
-    return page(gather(folder, badges(folder)))
+    return collect(folder).board() if is_collection(folder) else gather(folder, badges(folder))
 
 
 def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str) -> None:
     from sparsebench.board import picture, relevance
-    from sparsebench.board.board import gather
 
     form = style.form_of("--picture", file)
-    board = gather(folder)
+    board = _board(folder)
     if quantity == relevance.QUANTITY:
         figure = relevance.draw(board, strategies, width)
     else:
@@ -219,6 +239,22 @@ def _state(board: Path, state: str, names: Sequence[str]) -> str:
     return f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records"
 
 
+def _of_submissions(folder: Path, form: str, by: str | None, strategies: Sequence[str], choice: Choice) -> str:
+    """Return the board of all submissions in a folder as a text."""
+    from sparsebench.board import views
+    from sparsebench.board.tables import render
+    from sparsebench.publish.collection import collect
+
+    collection = collect(folder)
+    if form == BIBTEX:
+        return "\n\n".join([*collection.board().bibtex, ""])
+    report = collection.report(by_task=by is not None)
+    if form in ("csv", "json"):
+        for line in collection.notes:
+            click.echo(line, err=True)
+    return render(views.only(report, strategies) if strategies else report, form, choice)
+
+
 def _text(
     folder: Path,
     form: str,
@@ -235,9 +271,12 @@ def _text(
     from sparsebench.board.notes import machines, notes_on, unequal
     from sparsebench.board.reading import frame_of, read
     from sparsebench.board.tables import render
+    from sparsebench.publish.collection import is_collection
     from sparsebench.publish.submission import badges
     from sparsebench.records.store import Store
 
+    if is_collection(folder):
+        return _of_submissions(folder, form, by, strategies, choice)
     opened = Store(folder)
     records = frame_of(read(opened, badges=badges(folder)))
     if form == BIBTEX:

@@ -20,11 +20,11 @@ from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
 from sparsebench.records import store, table
-from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
+    from sparsebench.publish.about import About
     from sparsebench.publish.submission import Verdict
 
 MOST_CONTRADICTIONS = 5
@@ -40,6 +40,11 @@ MOST_CONTRADICTIONS = 5
     metavar="SEED",
     help="Seed of the random choice of cells, as printed by an earlier replay.",
 )
+@click.option(
+    "--by",
+    metavar="NAME",
+    help="Who replays. If the cells agree, the replay is written beside the submission, and boards show it.",
+)
 @options("device")
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
@@ -48,6 +53,7 @@ def verify(
     path: Path,
     replay: str | None,
     replay_seed: int | None,
+    by: str | None,
     device: str,
     yes: bool,
     as_json: bool,
@@ -61,7 +67,8 @@ def verify(
     A submission with neither badge is rejected, with the reasons.
 
     Without --replay only files are read. --replay runs the strategy's code, from the submission or the installed
-    plugin, and needs the same pictures, weights and networks as the run.
+    plugin, and needs the same pictures, weights and networks as the run. With --by NAME it writes a file in the
+    submission's folder replays/, from which others see that and when NAME has replayed it.
 
     The exit code is 0 if no submission is rejected, 1 if one is, 2 if the command is wrong.
     """
@@ -75,13 +82,16 @@ def verify(
     folders, verdicts = _submissions(path), []
     if replay and len(folders) > 1:
         raise UserError("--replay needs one submission", got=f"{len(folders)} submissions", next_step="name one")
+    if by is not None and not replay:
+        raise UserError("--by needs a replay", next_step="add --replay N")
     for folder in folders:
         verdict = verified(folder, placed=True)
-        if replay and verdict.badge == "reported":
+        if replay and not verdict.wrong:
+            by = _name_of(by, folder)
             _ask(folder, yes)
             from sparsebench.publish.replay import replay as replay_cells
 
-            replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping)
+            replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping, by)
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))
@@ -90,21 +100,24 @@ def verify(
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
 
 
-def _submissions(path: Path) -> list[Path]:
-    """Return the path if it has a manifest; else its folders with a manifest, and the folders in its other folders.
+def _name_of(by: str | None, folder: Path) -> str:
+    """Return the name of who replays; "" if the replay is not to be kept."""
+    from sparsebench.publish.replays import check_name
+    from sparsebench.publish.submission import manifest_of
 
-    Raises:
-        UserError: if the path is not a folder or has no submissions.
-    """
+    return "" if by is None else check_name(by, manifest_of(folder))
+
+
+def _submissions(path: Path) -> list[Path]:
+    """Return the submissions below a path. Raise UserError if it is not a folder or has none."""
+    from sparsebench.publish.submission import submissions_in
+
     if not path.is_dir():
         raise UserError(f"{path} is not a folder")
-    if (path / MANIFEST).is_file():
-        return [path]
-    inner = [folder for folder in path.glob("*") if (folder / MANIFEST).is_file()]
-    outer = [folder for folder in path.glob("*/*") if folder.is_dir() and folder.parent not in inner]
-    if not inner + outer:
+    folders = submissions_in(path)
+    if not folders:
         raise UserError(f"no submissions in {path}", next_step="submissions are folders <strategy>/<version>")
-    return sorted(inner + outer)
+    return folders
 
 
 def _ask(folder: Path, yes: bool) -> None:
@@ -146,11 +159,32 @@ def _lines(verdict: Verdict) -> str:
     type=PATH,
     help="Folder of submissions, in a clone of the repository.",
 )
-def submit(folder: Path, strategy: str | None, to: Path) -> None:
+@click.option(
+    "--about",
+    metavar="FILE.toml",
+    type=PATH,
+    help="File with authors, affiliation, paper, code, licence and note.  [submission.toml, if there is one here]",
+)
+@click.option("--author", "authors", multiple=True, metavar="NAME", help="An author; repeat it for several.")
+@click.option("--affiliation", metavar="TEXT", help="Where the authors work.")
+@click.option("--paper", metavar="ADDRESS", help="Address of the paper.")
+@click.option("--code", metavar="ADDRESS", help="Address of the code.")
+@click.option("--licence", metavar="NAME", help="Licence of the strategy's code, such as Apache-2.0.")
+@click.option("--note", metavar="TEXT", help="One line for readers of the board.")
+@click.option(
+    "--replaces",
+    metavar="VERSION",
+    default="",
+    help="Folder name of an earlier submission of the strategy by one of the authors; boards then leave it out.",
+)
+def submit(
+    folder: Path, strategy: str | None, to: Path, about: Path | None, replaces: str, **fields: str | tuple[str, ...]
+) -> None:
     """Write the results of a run's FOLDER as a submission.
 
     The submission has the records of the strategy and of the baselines, with outcomes, the strategy's file, the machine
-    and the suite. It names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
+    and the suite, and who submits. In a terminal the command asks for what neither options nor the file say. The
+    submission names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
     TO/<strategy>/<version> and prints the git commands that publish it. It refuses a strategy without any result.
 
     Cells of a task or model in another plugin file than the strategy's cannot be replayed from a submission.
@@ -158,11 +192,76 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     from sparsebench.publish.submission import git_steps
     from sparsebench.publish.submission import submit as write_submission
 
-    verdict = write_submission(folder, to, strategy)
+    who = _about(about, {name: value for name, value in fields.items() if value})
+    verdict = write_submission(folder, to, strategy, who, replaces)
     click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
     for note in verdict.notes:
         click.echo(note, err=True)
+    if not who.authors:
+        click.echo("it names no author: --author NAME, or authors in submission.toml, names them", err=True)
     click.echo(git_steps(verdict))
+
+
+def _about(file: Path | None, given: dict[str, Any]) -> About:
+    """Return who submits: from a file, options, which come first, and in a terminal from questions."""
+    from sparsebench.publish.about import FILE, about_of, read_about
+
+    if file is None and Path(FILE).is_file():
+        file = Path(FILE)
+        click.echo(f"read: {file}", err=True)
+    values = (read_about(file) if file is not None else {}) | given
+    about = about_of(values, "who submits")
+    if sys.stdin.isatty():
+        about = about_of(values | _answers(about), "who submits")
+    return about
+
+
+QUESTIONS = {
+    "authors": "Authors, separated by ;",
+    "affiliation": "Affiliation",
+    "paper": "Address of the paper",
+    "code": "Address of the code",
+    "licence": "Licence of the code",
+    "note": "A line for readers",
+}
+"""What `submit` asks for in a terminal, by field of `About`."""
+
+
+def _answers(about: About) -> dict[str, Any]:
+    """Ask for the fields that are still empty, and return the answers that are not. A wrong answer is asked again."""
+    from sparsebench.publish.about import About
+
+    answers: dict[str, Any] = {}
+    for field, question in QUESTIONS.items():
+        if getattr(about, field):
+            continue
+        if not answers:
+            click.echo("Boards show who submits. Leave empty what does not apply.", err=True)
+
+        def value_of(text: str, field: str = field) -> Any:
+            value: Any = text
+            if field == "authors":
+                value = tuple(filter(None, map(str.strip, text.split(";"))))
+            try:
+                return getattr(About.model_validate({field: value}), field)
+            except UserError as error:
+                raise click.UsageError(str(error)) from error
+
+        answers[field] = click.prompt(question, default="", show_default=False, value_proc=value_of, err=True)
+    return {field: answer for field, answer in answers.items() if answer}
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--reason", required=True, metavar="TEXT", help="One line that boards show.")
+def withdraw(folder: Path, reason: str) -> None:
+    """Withdraw the submission in FOLDER: boards leave it out and name the reason.
+
+    The files stay; withdrawn.json is written beside them. Remove this file to submit again.
+    """
+    from sparsebench.publish.collection import withdraw as write_withdrawal
+
+    click.echo(f"written: {write_withdrawal(folder, reason)}", err=True)
 
 
 @click.command()

@@ -1,10 +1,6 @@
 """Replays: run cells of a submission again, which runs the strategy's code, and compare them with the reported records.
 
-On a CPU of the same machine with the same libraries, all results must be equal. On another machine rounding differs,
-and training amplifies the difference. But only the submission says that it ran on another machine, so tolerances are
-narrow. Results that do not depend on rounding must be equal. Over all drawn cells of a task, the submission must not be
-significantly better than the replay, and never by more than `MOST_BETTER`. Significance levels are not divided by the
-number of cells, so that more cells do not widen the tolerances.
+`agreement` has the rules of the comparison.
 """
 
 from __future__ import annotations
@@ -16,16 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import chain, zip_longest
 from pathlib import Path
 
-import numpy as np
-
-from sparsebench import seeds
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.forecast import Forecast
@@ -36,13 +27,13 @@ from sparsebench.plan.request import Execution, Files
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files
+from sparsebench.publish.agreement import compare, draw
+from sparsebench.publish.replays import Replay, write
 from sparsebench.publish.submission import (
     ALONE,
     Manifest,
     Verdict,
-    cell_name,
     is_own,
-    items_of,
     lacking,
     manifest_of,
     plugin_of,
@@ -54,7 +45,6 @@ from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import launched_by
 from sparsebench.runner.progress import Callbacks
-from sparsebench.stats.paired import mcnemar
 from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources.composites import LOCATED
 from sparsebench.testing import process
@@ -66,19 +56,6 @@ KEPT = re.compile(
     r"|(CUDA|CUBLAS|NVIDIA|OMP|MKL|OPENBLAS|ATEN|TORCH|NUMBA|MPL)\w*|XDG_CACHE_HOME|HF_HOME|SPARSEBENCH_\w+"
 )
 """Environment variables that libraries need. Other variables may contain a token or a password."""
-FALSE_ALARM = 0.01
-"""Level of the one-sided test of a task: the probability that correct cells of another machine are rejected."""
-SLACK, MOST_BETTER = 0.005, 0.05
-"""Tolerances of a task's accuracy, as shares: a gain up to SLACK is always allowed, a gain above MOST_BETTER never. For
-few test items n, the second tolerance is 1 / sqrt(n)."""
-AGREEING = 0.99
-"""Share of equal predictions that is required if the cell trains no network: only rounding differs."""
-FEW = 0.02
-"""Relative difference of token counts that rounding may cause if a strategy adapts token counts to the image."""
-MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1}
-"""Metrics that depend on losses of single test items, which records do not have: 1 if more is better, else -1."""
-BETTER = 0.1
-"""Share by which the mean of such a metric may be better than the replay; for successes, a share of the cells."""
 
 
 def replay(
@@ -89,6 +66,7 @@ def replay(
     device: str,
     seed: int | None = None,
     on_stop: Callable[[], None] = lambda: None,
+    by: str = "",
 ) -> None:
     """Run cells of a reported submission again. Set the badge `replayed` if they agree, otherwise the reasons.
 
@@ -97,18 +75,20 @@ def replay(
     Args:
         folder: folder of the submission.
         verdict: verdict of `verify`; updated in place.
-        number: number of cells to draw, see `_draw`; None for all cells.
+        number: number of cells to draw, see `agreement.draw`; None for all cells.
         files: pictures and trained weights on this machine.
         device: "cpu", "cuda:i" or "auto".
         seed: seed of the draw, to repeat an earlier draw; None for an unpredictable seed.
         on_stop: called at the first Ctrl-C.
+        by: who replays. If given and the cells agree, the replay is written beside the submission, see `replays`.
 
     Raises:
         UserError: if the strategy, the device, pictures or weights are missing on this machine, or if the submission
             lacks the plugin of a drawn cell's task or model.
     """
-    if verdict.badge != "reported":
+    if verdict.wrong:
         return
+    verdict.badge, verdict.replays = "reported", []  # those of its files; this replay decides
     manifest = manifest_of(folder)
     registry = Registry(shipped_only=True)
     plugin = plugin_of(folder, manifest)
@@ -116,7 +96,7 @@ def replay(
         _check_source(manifest, registry)
     seed = secrets.randbits(48) if seed is None else seed
     results = [record for record in read_records(folder) if record.status == "ok"]
-    records = _draw(results, manifest.strategy, number, seed)
+    records = draw(results, manifest.strategy, number, seed)
     cells = [record.cell for record in records]
     missing = lacking(cells, manifest.plugin)
     if missing:
@@ -129,7 +109,7 @@ def replay(
         if broken:
             verdict.settle(broken, "replayed")
             return
-        replayed = _run(records, manifest, registry, plugin, files, device, on_stop)
+        replayed, machines = _run(records, manifest, registry, plugin, files, device, on_stop)
 
     adaptive = {name for (name, _), strategy in manifests.strategies(folder).items() if strategy.adaptive}
     wrong, elsewhere, points = compare([(record, replayed[record.cell_id]) for record in records], adaptive)
@@ -140,6 +120,12 @@ def replay(
             f"accuracies agree within {points:.2f} points"
         )
     verdict.settle(wrong, "replayed")
+    if by and not wrong:
+        again = [replayed[record.cell_id] for record in records]
+        content = Replay.of(again, by=by, records=manifest.records, seed=seed, number=number, machines=machines)
+        verdict.notes.append(f"written: {write(folder, content)}")
+    elif not wrong:
+        verdict.notes.append("boards do not show this replay: --by NAME keeps it beside the submission")
 
 
 def _about_draw(records: Sequence[Record], results: Sequence[Record], strategy: str, seed: int) -> str:
@@ -200,22 +186,6 @@ def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[
     return [path.absolute() for path in (*paths, *code)]
 
 
-def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: int) -> list[Record]:
-    """Draw `number` of the records, or all for None, alternately from the strategy's records and from the others.
-
-    Each of the two groups alternates between tasks. The draw depends only on cell ids and on a seed that the submission
-    cannot know, not on other content of the records.
-    """
-
-    def in_turn(groups: Iterable[Iterable[Record]]) -> Iterator[Record]:
-        return filter(None, chain.from_iterable(zip_longest(*groups)))
-
-    by_task = {True: defaultdict[str, list[Record]](list), False: defaultdict[str, list[Record]](list)}
-    for record in sorted(records, key=lambda record: seeds.seed_of("replay", str(seed), record.cell_id)):
-        by_task[record.cell.strategy.name == strategy][record.cell.task.name].append(record)
-    return list(in_turn(in_turn(tasks.values()) for tasks in by_task.values()))[:number]
-
-
 def _run(
     records: Sequence[Record],
     manifest: Manifest,
@@ -224,8 +194,12 @@ def _run(
     files: Files,
     device: str,
     on_stop: Callable[[], None],
-) -> dict[str, Record]:
-    """Run cells again, including the cells that they start from. Return the new records by cell id."""
+) -> tuple[dict[str, Record], dict[str, dict[str, str]]]:
+    """Run cells again, including the cells that they start from.
+
+    Returns:
+        The new records by cell id, and their machines with libraries by hash.
+    """
     options = Execution(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
@@ -253,7 +227,10 @@ def _run(
             device=runs.device_of(options),
         )
         runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
-        return dict(store.read(Path(out)))
+        opened = store.Store(Path(out))
+        replayed = opened.records()
+        machines = opened.values(manifests.ENVIRONMENTS, dict[str, str])
+        return replayed, {Path(name).stem: machine for name, machine in machines.items()}
 
 
 def _add_jobs(
@@ -319,90 +296,6 @@ def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plu
     entry = registry.strategy(name)
     plugins = {"files": files, "code": code} if is_own(cell, source) else plugins_of(cell, registry)
     return job(origin=entry.origin, kind=entry.cls.kind, **plugins)
-
-
-Pair = tuple[Record, Record]
-
-
-def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str], int, float]:
-    """Compare reported records with the replayed records of the same cells.
-
-    Args:
-        pairs: the reported and the replayed record of each cell.
-        adaptive: names of the strategies whose token counts depend on the image.
-
-    Returns:
-        The disagreements; the number of cells that ran on another machine or not on a CPU, according to the submission;
-        and the largest difference of the accuracies of these cells over tasks, in percentage points.
-    """
-    wrong: list[str] = []
-    tasks: dict[tuple[str, str], list[Pair]] = {}
-    for before, after in pairs:
-        exact = before.environment == after.environment and before.device == after.device == "cpu"
-        if deviation := _deviation(before, after, exact, FEW if before.cell.strategy.name in adaptive else 0.0):
-            wrong.append(f"{cell_name(before)} {deviation}")
-        elif not exact:
-            tasks.setdefault((before.cell.task.name, before.label), []).append((before, after))
-    points = 0.0
-    for (task, label), group in sorted(tasks.items()):
-        old, new = (np.concatenate([items_of(pair[k]).correct for pair in group]) for k in (0, 1))
-        points = max(points, 100 * abs(float(old.mean() - new.mean())))
-        wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _gains(group, old, new)]
-    return wrong, sum(map(len, tasks.values())), points
-
-
-def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
-    """Return how the replayed record `after` differs from the reported one, or "".
-
-    With `exact` all results must be equal, otherwise those that do not depend on rounding, and token counts within the
-    relative tolerance `slack`.
-    """
-    if after.status != "ok" or before.outcomes is None or after.outcomes is None:
-        return f"is {after.status} here: {plain(after.failure.reason) if after.failure else ''}"
-    if before.kind != after.kind:
-        return f"is {before.kind} there and {after.kind} here"
-    for name in ("label", "group", "foreground"):
-        if getattr(before.outcomes, name) != getattr(after.outcomes, name):
-            return f"has test items with other {name}s here"
-    if exact:
-        means = [name for name in MEANS if name in before.metrics]  # earlier versions lack some
-        old, new = ([record.metrics.get(name) for name in means] for record in (before, after))
-        equal = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
-        return "" if equal else "has other outcomes here, on the same machine and libraries"
-    names = ("tokens_in", "tokens_out", "own", "rested")
-    first, second = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
-    near = slack and len(first) == len(second) and np.allclose(first, second, rtol=slack, atol=0.0)
-    if not near and before.trajectory != after.trajectory:
-        return "keeps other numbers of tokens here"
-    agreement = float((items_of(before).predicted == items_of(after).predicted).mean())
-    if (before.cell.n_train == 0 or before.cell.track in ON_TRAINED) and agreement < AGREEING:
-        return f"trains no network, but only {agreement:.2%} of its predictions are the same here"
-    return ""
-
-
-def _gains(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
-    """Yield the results in which the reported cells of a task are better than the replayed ones, beyond rounding.
-
-    Baselines and oracles must not be worse than the replay either.
-
-    Args:
-        group: pairs of a reported and a replayed record.
-        old, new: (n,) booleans: whether each test item of these cells is correct in the report and in the replay.
-    """
-    significant = float(mcnemar((old & ~new).sum(), (new & ~old).sum())) / 2 < FALSE_ALARM
-    signs = {1, 1 if group[0][0].kind == "deployable" else -1}
-    for sign in signs:
-        gain = sign * float(old.mean() - new.mean())
-        if gain > max(MOST_BETTER, len(old) ** -0.5) or (significant and gain > SLACK):
-            higher = "higher" if sign > 0 else "lower"
-            yield f"in {len(group)} cells the reported accuracy is {100 * gain:.1f} points {higher} than here"
-    for name, better in MEANS.items():
-        values = [[x.metrics[name].value if name in x.metrics else None for x in pair] for pair in group]
-        pairs = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
-        reported, again = pairs.mean(axis=0) if len(pairs) else (0.0, 0.0)
-        scale = max(abs(again), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
-        if any(sign * better * (reported - again) > BETTER * scale for sign in signs):
-            yield f"in {len(group)} cells the reported mean {name} is {reported:.4g}, and {again:.4g} here"
 
 
 def _starts(command: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 FOLDER/manifest.json                the strategy and its origin
 FOLDER/records/records.parquet      a sealed file: the records, their machines, strategies and suite
 FOLDER/plugin/                      the strategy's file, and the modules of its author that it imports
+FOLDER/replays/                     replays by others, see `replays`
 
 Files of other plugins are left out: cells of their tasks and models can be checked, but not run again. Apart from the
 manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of a submission
@@ -24,13 +25,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import not_
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from sparsebench import files
+from sparsebench import __version__, files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
@@ -38,6 +40,7 @@ from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
+from sparsebench.publish.about import About
 from sparsebench.records import manifests, store, table
 from sparsebench.records.manifests import MANIFEST, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Cell, Origin, Part, Record, Value, canonical, digest, numbers_of
@@ -56,6 +59,8 @@ MEANINGS: dict[Badge, str] = {
 }
 ALONE = "a submission has no plugin but the strategy's"
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
+UNFIT = "complete and consistent; a file of a replay does not fit"
+KEPT = "complete and consistent; according to its files, others have run randomly drawn cells again, and they agree"
 MOST_REASONS = 5
 """Maximum number of reasons in a verdict."""
 TOLERANCE = 1e-12
@@ -71,6 +76,13 @@ class Manifest(Value):
         plugin: the origin of the strategy.
         file: name of the strategy's file below `plugin`; "" for an installed or shipped strategy.
         records: SHA-256 of the file of records.
+        about: who submits.
+        date: day on which the newest cell of the strategy started, UTC.
+        sparsebench: version of sparsebench that wrote the submission.
+        replaces: version of an earlier submission of the strategy by one of the same authors, which boards then leave
+            out; "" for none.
+
+    Earlier submissions lack the last four fields.
     """
 
     schema_version: Literal[3] = 3
@@ -78,6 +90,10 @@ class Manifest(Value):
     plugin: Origin
     file: str = ""
     records: str
+    about: About = Field(default_factory=About, exclude_if=lambda about: about == About())
+    date: str = Field("", pattern=r"^(\d{4}-\d{2}-\d{2})?$", exclude_if=not_)
+    sparsebench: str = Field("", pattern=r"^[0-9A-Za-z.+-]{0,40}$", exclude_if=not_)
+    replaces: str = Field("", exclude_if=not_)
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -88,6 +104,18 @@ def manifest_of(folder: Path) -> Manifest:
         raise UserError(f"there is no {MANIFEST}") from error
     except ValidationError as error:
         raise UserError(f"{MANIFEST}: {reason_of(error)}") from error
+
+
+def submissions_in(folder: Path) -> list[Path]:
+    """Return the submissions below a folder: its folders with a manifest, and the folders in its other folders.
+
+    The folder itself is the only one if it has a manifest.
+    """
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    inner = [path for path in folder.glob("*") if (path / MANIFEST).is_file()]
+    outer = [path for path in folder.glob("*/*") if path.is_dir() and path.parent not in inner]
+    return sorted(inner + outer)
 
 
 def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
@@ -115,6 +143,8 @@ class Verdict:
         wrong: whether the submission is incomplete or inconsistent, or disagrees with its replay.
         why: the reasons if `wrong`.
         strategy, version, suite, records: contents of the submission as far as readable; `suite` is "" without a suite.
+        replays: who has run cells again, and when, according to the submission's files.
+        unfit: why files of replays do not fit.
         notes: facts about a replay, such as the cells that were run again, or about what `submit` wrote.
     """
 
@@ -127,11 +157,16 @@ class Verdict:
     suite: str = ""
     records: int = 0
     notes: list[str] = field(default_factory=list)
+    replays: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
 
     @property
     def meaning(self) -> str:
         """The meaning of the badge."""
-        return DIFFERS if self.wrong and self.badge == "reported" else MEANINGS[self.badge]
+        if self.wrong and self.badge == "reported":
+            return UNFIT if self.unfit else DIFFERS
+        is_kept = self.badge == "replayed" and bool(self.replays)
+        return KEPT if is_kept else MEANINGS[self.badge]
 
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Store the reasons why the submission is wrong; without any, set the badge."""
@@ -153,6 +188,10 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
     except (ValueError, UserError) as error:
         wrong = [plain(error)]
     verdict.settle(wrong, "reported")
+    if not wrong:
+        from sparsebench.publish.replays import settle
+
+        settle(folder, manifest_of(folder), verdict)
     return verdict
 
 
@@ -164,19 +203,26 @@ def badges(folder: Path) -> dict[str, str]:
     return {verdict.strategy: verdict.badge}
 
 
-def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
+def submit(out: Path, to: Path, strategy: str | None = None, about: About | None = None, replaces: str = "") -> Verdict:
     """Write the submission TO/<strategy>/<version>/ from a run's folder, and return the verdict of `verify`.
 
     A submission has every record of the strategy, including failures, in the suite if it is complete, otherwise in all
     settings. It has the records of baselines and oracles in the same settings, because differences are paired by seed
     and valid only within one run, and the records of cells whose weights other cells start from. It has no other
     deployable strategy. A strategy from a file comes with the file and the modules of its author that it imports. The
-    same records always give the same bytes.
+    same records and the same `about` always give the same bytes.
+
+    Args:
+        out: the run's folder.
+        to: the folder of submissions.
+        strategy: the strategy to publish, if the folder has several.
+        about: who submits.
+        replaces: version of an earlier submission of the strategy by one of the same authors.
 
     Raises:
         UserError: if the folder lacks the strategy, has several and none is named, or mixes its sources; if settings of
-            the suite are missing; if no cell has a result; if the records are inconsistent; or if the submission
-            already exists.
+            the suite are missing; if no cell has a result; if the records are inconsistent; if the submission already
+            exists; or if there is no submission that it can replace.
     """
     opened = store.Store(out)
     records = opened.records(needed=True)
@@ -191,12 +237,26 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():
         raise UserError(f"{folder} already exists and is not overwritten", next_step="remove it, or give another --to")
+    about = about or About()
+    if replaces:
+        check_replaced(to / name, replaces, about)
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         rows = table.table_of((record, 0) for record in selection)
         table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
-        _write_manifest(part, name, origin, entry.file)
+        started = max(record.started for record in results)
+        manifest = Manifest(
+            strategy=name,
+            plugin=origin,
+            file=entry.file,
+            records=files.content_hash(part / RECORDS),
+            about=about,
+            date=started[:10],
+            sparsebench=__version__,
+            replaces=replaces,
+        )
+        write_manifest(part, manifest)
         verdict = verify(part)
         if verdict.wrong:
             raise UserError(
@@ -273,10 +333,33 @@ def _write_plugin(folder: Path, entry: StrategyEntry) -> None:
         files.write_whole(folder / PLUGIN / path, base64.b64decode(text))
 
 
-def _write_manifest(folder: Path, name: str, origin: Origin, file: str) -> None:
-    """Write the manifest of a submission, whose records are written already."""
-    manifest = Manifest(strategy=name, plugin=origin, file=file, records=files.content_hash(folder / RECORDS))
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a submission."""
     files.write_whole(folder / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
+
+
+def check_replaced(place: Path, version: str, about: About) -> None:
+    """Check that one of the authors has a submission of a version in a strategy's folder. Raise UserError if not."""
+    versions = sorted(path.parent.name for path in place.glob(f"*/{MANIFEST}"))
+    if version not in versions:
+        raise UserError(
+            "there is no submission to replace",
+            got=f"'{plain(version, 100)}'",
+            allowed=few(versions, 5) or f"none, as {place} has no submission",
+        )
+    earlier = manifest_of(place / version).about
+    if not share_author(earlier, about):
+        raise UserError(
+            f"{place / version} is by others",
+            got=few(about.authors, 3, 60) or "no author",
+            allowed=f"one of {few(earlier.authors, 3, 60)}" if earlier.authors else "none, as it names no author",
+        )
+
+
+def share_author(first: About, second: About) -> bool:
+    """Return whether two submissions have an author in common, by name without case."""
+    names = [{name.casefold() for name in about.authors} for about in (first, second)]
+    return bool(names[0] & names[1])
 
 
 def _strategy(records: Collection[Record], choice: str | None) -> str:
@@ -392,6 +475,8 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
         yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
+    if placed and manifest.replaces and (folder.parent / manifest.replaces).is_dir():
+        check_replaced(folder.parent, manifest.replaces, manifest.about)
     plugin = plugin_of(folder, manifest)
     if plugin is not None and file_revision(plugin, alone=True) != manifest.plugin.revision:
         beside = sum(path.is_file() for path in (folder / PLUGIN).rglob("*")) > 1

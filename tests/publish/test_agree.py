@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebench.measure.metrics import Items
-from sparsebench.publish.replay import compare
+from sparsebench.publish.agreement import compare
 from sparsebench.publish.submission import read_records
 from sparsebench.records.record import Record, bytes_of
 

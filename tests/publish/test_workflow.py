@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forge import changed, put
+from forge import changed, put, replayed
 
 from sparsebench.records import store, table
 
@@ -54,6 +54,10 @@ def honest(head: Path, sound: Path) -> None:
     shutil.copytree(sound, head / PLACE.parent / sound.name)
 
 
+def with_replay(head: Path, sound: Path) -> None:
+    replayed(sound, head / PLACE.parents[1])
+
+
 def forged_board(head: Path) -> None:
     board = head / "leaderboard" / "tiny"
     path = next((board / "records").glob("*.parquet"))
@@ -90,6 +94,8 @@ LABEL = 'the label "boards"'
 CHANGES: dict[str, tuple[Callable[..., object], bool, int, list[str]]] = {
     "an honest submission": (honest, False, 0, ["reported", "tiny: matches its records"]),
     "a forged accuracy": (forged(), False, 1, ["accuracy is 0.99"]),
+    "a replay by a stranger": (with_replay, False, 1, [LABEL, "replayed by Somebody"]),
+    "a replay with the label": (with_replay, True, 0, ["replayed by Somebody"]),
     "the README": (written("README.md"), False, 1, [LABEL]),
     "a file of a board": (written("leaderboard/tiny/notes.md"), False, 1, [LABEL]),
     "a line break": (written("a\nb"), False, 1, [LABEL]),

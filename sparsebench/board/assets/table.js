@@ -81,7 +81,7 @@ function format(row, { key, unit, interval }) {
 /** Return the rows of a table in groups. Each group is sorted, with missing values last. */
 function select(setting, { budget, search, sort }) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const texts = setting.columns.filter(({ unit }) => unit === "text").map(({ key }) => key);
+  const texts = setting.columns.filter(({ unit }) => ["text", "link"].includes(unit)).map(({ key }) => key);
   const has = (row) => {
     row.text ??= String(texts.map((key) => row[key] ?? "")).toLowerCase();
     return words.every((word) => row.text.includes(word));
@@ -91,7 +91,7 @@ function select(setting, { budget, search, sort }) {
   const value = (row) => {
     const entry = row[column?.key];
     if (entry == null || entry === "") return null;
-    if (column.unit === "text" || typeof entry === "number") return entry;
+    if (["text", "link"].includes(column.unit) || typeof entry === "number") return entry;
     return Number.parseFloat(String(entry).replace(/^\D+/, "")) || Infinity; // "not reached", or the number of a bound
   };
   const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b || 0 : natural.compare(a, b));
@@ -130,13 +130,15 @@ function drawTable(table, { setting, groups, columns, sort, papers, all, onSort 
 }
 
 function classOf(key, unit) {
-  return unit === "text" && key !== "rank" ? key : `number ${key}`;
+  return ["text", "link"].includes(unit) && key !== "rank" ? key : `number ${key}`;
 }
 
 function cell(row, column, papers, names) {
   const text = format(row, column);
   const short = column.key === "strategy" ? names.get(row.strategy) : clip_(text, WIDEST);
   const title = short !== text && clip_(text, 500);
+  if (column.unit === "link" && /^https?:\/\//.test(row[column.key]))
+    return make("td", { class: column.key }, make("a", { href: row[column.key], rel: "noreferrer", title: text }, column.heading));
   if (column.key !== "strategy")
     return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
   const [citation, address] = papers.get(row.strategy_name) ?? [];

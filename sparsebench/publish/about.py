@@ -1,0 +1,122 @@
+"""Who submits, and where to read more: the authors, addresses, licence and note of a submission, as checked plain text.
+
+The fields are shown on boards, so each is one line without control characters or marks that change the direction of
+writing. Addresses are http or https, with a host and without a user's name before it, which could hide the host.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from operator import not_
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from sparsebench.errors import LONGEST_ADDRESS, UserError, is_address, plain, reason_of
+from sparsebench.records.record import Value
+
+FILE = "submission.toml"
+MOST_AUTHORS, MOST_BYTES = 50, 100_000
+LONGEST = {"authors": 100, "affiliation": 200, "licence": 60, "note": 500}
+"""Most characters of each text; of each name for authors."""
+LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+()-]*")
+
+
+class About(Value):
+    """Who submits, and where to read more. All fields may be empty.
+
+    Attributes:
+        authors: names of persons or groups.
+        affiliation: where they work.
+        paper, code: addresses.
+        licence: licence of the strategy's code, such as an SPDX name.
+        note: one line for readers of the board.
+    """
+
+    authors: tuple[str, ...] = Field((), exclude_if=not_)
+    affiliation: str = Field("", exclude_if=not_)
+    paper: str = Field("", exclude_if=not_)
+    code: str = Field("", exclude_if=not_)
+    licence: str = Field("", exclude_if=not_)
+    note: str = Field("", exclude_if=not_)
+
+    @field_validator("authors")
+    @classmethod
+    def _authors(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(names) > MOST_AUTHORS:
+            raise UserError("authors", got=f"{len(names)} names", allowed=f"at most {MOST_AUTHORS}")
+        names = tuple(text_of("authors", name) for name in names)
+        if not all(names):
+            raise UserError("authors", got="an empty name", allowed="names of persons or groups")
+        return names
+
+    @field_validator("affiliation", "note")
+    @classmethod
+    def _texts(cls, text: str, info: Any) -> str:
+        return text_of(info.field_name, text)
+
+    @field_validator("licence")
+    @classmethod
+    def _licence(cls, text: str) -> str:
+        text = text_of("licence", text)
+        if text and not LICENCE.fullmatch(text):
+            raise UserError("licence", got=f"'{plain(text, 80)}'", allowed="a name such as Apache-2.0 or MIT")
+        return text
+
+    @field_validator("paper", "code")
+    @classmethod
+    def _addresses(cls, text: str, info: Any) -> str:
+        text = text.strip()
+        if text and not is_address(text):
+            raise UserError(
+                info.field_name,
+                got=f"'{plain(text, 80)}'",
+                allowed=f"an address https://HOST/PATH of at most {LONGEST_ADDRESS} characters",
+                next_step="write brackets, quotes and spaces in it as %28, %29, %27 and %20",
+            )
+        return text
+
+
+def text_of(name: str, text: str) -> str:
+    """Return a text without space around it. Raise UserError if it is too long, or more than one printable line."""
+    text, most = text.strip(), LONGEST[name]
+    if len(text) > most:
+        raise UserError(name, got=f"{len(text)} characters", allowed=f"at most {most}")
+    if not text.isprintable():
+        raise UserError(name, got=f"'{plain(text, 80)}'", allowed="one line of printable characters")
+    return text
+
+
+def about_of(values: dict[str, Any], source: str) -> About:
+    """Return the description with these values.
+
+    Args:
+        values: fields of `About`; the authors may be one name or a list.
+        source: where the values come from, for errors.
+
+    Raises:
+        UserError: a field is unknown or its value is not allowed.
+    """
+    authors = values.get("authors", ())
+    values = values | {"authors": (authors,) if isinstance(authors, str) else authors}
+    unknown = sorted(values.keys() - About.model_fields.keys())
+    if unknown:
+        raise UserError(source, got=f"the field '{plain(unknown[0], 60)}'", allowed=list(About.model_fields))
+    try:
+        return About.model_validate(values)
+    except ValidationError as error:
+        raise UserError(source, got=reason_of(error), allowed="texts, and a list of texts for authors") from error
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return the fields in a TOML file. Raise UserError if it cannot be read or has a field that is not allowed."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{path} is too large", allowed=f"{MOST_BYTES} bytes")
+        values = tomllib.loads(path.readtext_of("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read", got=reason_of(error), next_step="give a TOML file") from error
+    about_of(values, str(path))
+    return values
