@@ -24,6 +24,7 @@ from sparsebench.stats import style
 from sparsebench.stats.intervals import BELOW, Interval, percentiles
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -130,7 +131,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two") -> Fi
         for place, points in enumerate(tasks, 1):
             axis = figure.add_subplot(len(tasks), 1, place)
             _draw_points(axis, points, (*NAMED, *strategies))
-        figure.axes[0].legend(loc="best", handletextpad=0.1)
+        _add_legend(figure.axes)
     return figure
 
 
@@ -138,6 +139,15 @@ NOTE = (
     "A point is a strategy at a budget; bars are 95 % intervals. Triangles lie beyond the numbers tried. "
     "rho: Spearman's rank correlation of all points, with its 95 % interval over strategies."
 )
+
+
+def _add_legend(axes: Sequence[Axes]) -> None:
+    """Name each kind of point once, in the first chart; charts may have different kinds."""
+    by_label: dict[str, Artist] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        by_label |= dict(zip(labels, handles, strict=True))
+    axes[0].legend(by_label.values(), by_label.keys(), loc="best", handletextpad=0.1)
 
 
 def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
@@ -158,8 +168,9 @@ def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
         if not of_kind.any():
             continue
         axis.vlines(rows["relevant"][of_kind], low[of_kind], high[of_kind], color=color, linewidth=0.8, alpha=0.6)
+        axis.plot([], [], marker, color=color, label=words)  # for the legend, also if all points lie beyond
         inside = of_kind & np.isfinite(rows["value"]) & (rows["value"] > BELOW)
-        axis.plot(rows["relevant"][inside], value[inside], marker, color=color, label=words)
+        axis.plot(rows["relevant"][inside], value[inside], marker, color=color)
         for beyond, shape in ((of_kind & np.isinf(rows["value"]), "^"), (of_kind & (rows["value"] == BELOW), "v")):
             axis.plot(rows["relevant"][beyond], value[beyond], shape, color=color, mfc="white")
     for entry in rows.index[rows["strategy"].isin(named)]:

@@ -1,12 +1,13 @@
 """The features that probes learn from: computed once for all numbers of training images, and stored for other cells.
 
-They are always stored in half precision and read back, so that the result of a cell does not depend on who computed
-them. A file is named by the content of all that its features depend on. A lock makes a second process wait for the
-first; without locks both compute the same content.
+They are always rounded to half precision before use, so that the result of a cell does not depend on who computed them.
+A file is named by the content of all that its features depend on, and by the machine that computed them. A lock makes a
+second process wait for the first; without locks both compute the same content.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -23,7 +24,7 @@ from sparsebench import files
 from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import Metric
 from sparsebench.records import store
-from sparsebench.records.record import ScheduleChoice, Value, canonical
+from sparsebench.records.record import Failure, ScheduleChoice, Status, Value, canonical, digest
 
 VERSION = 1
 """The version of the content of files, which a change of what they hold increases."""
@@ -71,6 +72,15 @@ class Probed:
     shared: Shared
 
 
+@dataclass(frozen=True)
+class Unavailable:
+    """Features that cannot be computed: their name, with the status and the failure of each cell that needs them."""
+
+    name: str
+    status: Status
+    failure: Failure
+
+
 ARRAYS = ("train", "test", "train_labels", "train_groups", "test_labels", "test_groups", "foregrounds")
 
 
@@ -82,9 +92,15 @@ def rounded(features: np.ndarray) -> np.ndarray:
     return features.astype(np.float16)
 
 
-def path_of(out: Path, features: str, device: str) -> Path:
-    """Return the file of the features with this name, see `Job.features`, as a device computes them."""
-    return store.features_path(out, f"{features}-{device.partition(':')[0]}")
+def path_of(out: Path, features: str, machine: str) -> Path:
+    """Return the file of the features with this name, see `Job.features`, as a machine computes them.
+
+    Args:
+        out: the folder of a run.
+        features: the name.
+        machine: a text that names hardware and versions of libraries: features and speed depend on both.
+    """
+    return store.features_path(out, f"{features}-{digest(machine)}")
 
 
 def features_at(path: Path, name: str, compute: Callable[[], Probed]) -> Probed:
@@ -158,10 +174,11 @@ def _read(path: Path, name: str) -> Probed | None:
     return Probed(name=name, **arrays, classes=tuple(about["classes"]), groups=tuple(about["groups"]), shared=shared)
 
 
-def remove(path: Path) -> None:
-    """Remove a file with features and its lock, if they exist; then also the folder, if it is empty."""
-    for leftover in (path, path.with_suffix(".lock")):
+def remove(out: Path, features: str) -> None:
+    """Remove the files of the features with this name, of all machines, with their locks; then the folder if empty."""
+    folder = store.features_path(out, features).parent
+    for leftover in folder.glob(f"{glob.escape(features)}-*"):
         with suppress(OSError):
             leftover.unlink()
     with suppress(OSError):
-        path.parent.rmdir()
+        folder.rmdir()

@@ -24,7 +24,7 @@ from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import ON_TRAINED, Cell, Probe, ScheduleChoice, digest
 from sparsebench.runner.environment import RunEnvironment
-from sparsebench.runner.features import Probed
+from sparsebench.runner.features import Probed, Unavailable
 from sparsebench.runner.process import OnProgress
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO, Budget
@@ -56,7 +56,7 @@ class Context:
     Attributes:
         trusted: strategies, with task and model, that passed the check for leaks.
         fitted: results of `Strategy.fit`, by the hash of all that they depend on.
-        features: the features of the last probe, or their name and the error that they ended with.
+        features: the features of the last probe, or why there are none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Context:
     ):
         self.environment, self.alone, self.on_progress = environment, alone, on_progress
         self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
-        self.features: Probed | tuple[str, Exception] | None = None
+        self.features: Probed | Unavailable | None = None
         self._draw = ""
         self._data: Data | None = None
         self._images: dict[str, torch.Tensor] = {}
@@ -488,7 +488,9 @@ def fit_on(prepared: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     dimensions = cell.task.name, cell.drawn, cell.repetition
     order = seeds.generator("fit", *dimensions).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    identity = cell.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
+    # The images of a probe are drawn from its pool, whatever n_train is.
+    determines = {"task", "model", "strategy", "n_train", "repetition", "precision", "probe"}
+    identity = cell.model_dump(mode="json", include=determines)
     key = digest([identity, list(actor.keep), state_digest(prepared.network.module.state_dict())])
     if key in fitted:
         modules_of(actor).load_state_dict(fitted[key][0])

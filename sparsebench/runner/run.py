@@ -158,7 +158,7 @@ def carry_out(
             progress.clear(opened)
     if not execution.keep_features:
         for name in {job.features for job in plan.jobs} - {""}:
-            features.remove(features.path_of(out, name, plan.device))
+            features.remove(out, name)
     opened.refresh()
 
 

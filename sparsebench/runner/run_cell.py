@@ -42,10 +42,19 @@ from sparsebench.models.base import Network
 from sparsebench.plan.jobs import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Cell, Failure, Outcomes, Record, ScheduleChoice, Status, bytes_of, digest
+from sparsebench.records.record import (
+    Cell,
+    Failure,
+    Outcomes,
+    Record,
+    ScheduleChoice,
+    Status,
+    bytes_of,
+    digest,
+)
 from sparsebench.runner.devices import machine, turn
 from sparsebench.runner.environment import RunEnvironment
-from sparsebench.runner.features import Probed, Shared, features_at, path_of, rounded
+from sparsebench.runner.features import Probed, Shared, Unavailable, features_at, path_of, rounded
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.strategy.base import Strategy, place_of
@@ -74,6 +83,8 @@ STATUSES: dict[type[BaseException], Status] = {
     UnsupportedError: "unsupported",
 }
 """Statuses of cells by their exception. After other exceptions it is "oom" if memory is short, else "failed"."""
+PERMANENT = ("failed", "unsupported")
+"""Statuses of cells that end in the same way if they are tried again."""
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Exceptions whose message is sufficient. Others are stored with their type and traceback."""
 FEWEST_TIMED = 4
@@ -179,6 +190,9 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         nonlocal prepared
         prepared = ready
 
+    last = _last_features(job, context)
+    if isinstance(last, Unavailable):  # all cells with these features fail in the same way
+        return job.record_of_failure(last.status, last.failure, started, time.perf_counter() - clock)
     try:
         if job.cell.probe is not None:
             add_probe(result, job.cell, _features(job, registry, context, on_prepared))
@@ -198,6 +212,8 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         status = _status_of(error)
         strategy = None if prepared is None or prepared.actor is None else prepared.actor.strategy
         failure = failure_of(error, strategy, job.files)
+        if job.features and status in PERMANENT and _last_features(job, context) is None:  # not the probe itself failed
+            context.features = Unavailable(_path_of_features(job, context).stem, status, failure)
         if context.alone and status != "unsupported":
             _write_to_log(job, status, error)
         return job.record_of_failure(status, failure, started, time.perf_counter() - clock)
@@ -210,10 +226,15 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         kind=job.kind,
         label=job.label,
         environment=digest(machine()),
-        device=device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}",
+        device=device if device == "cpu" else f"{device} {_name_of(device)}",
         started=started,
         seconds=round(time.perf_counter() - clock, 3),
     )
+
+
+def _name_of(device: str) -> str:
+    """Return the kind of a device, which is the name of a GPU; of several equal ones, all have this name."""
+    return device if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _status_of(error: BaseException) -> Status:
@@ -369,21 +390,30 @@ def _notes_on(prepared: Prepared, steps: Steps, checkpoint: Checkpoint | None) -
     return notes
 
 
+def _path_of_features(job: Job, context: Context) -> Path:
+    """Return the file of the features that a cell's probe learns from."""
+    computer = f"{digest(machine())} {_name_of(context.environment.device)}"
+    return path_of(context.environment.out, job.features, computer)
+
+
+def _last_features(job: Job, context: Context) -> Probed | Unavailable | None:
+    """Return the features of the last probe, or why there are none, if they are those of this cell; otherwise None."""
+    last = context.features
+    is_of_cell = job.features and last is not None and last.name == _path_of_features(job, context).stem
+    return last if is_of_cell else None
+
+
 def _features(job: Job, registry: Registry, context: Context, on_prepared: Callable[[Prepared], None]) -> Probed:
     """Return the features that a cell's probe learns from: of the last cell, of a file, or computed now.
-
-    If they cannot be computed, the next cells with the same features fail at once with the same error.
 
     Args:
         job, registry, context: the cell and its surroundings.
         on_prepared: called with the cell if features are computed.
     """
-    path = path_of(context.environment.out, job.features, context.environment.device)
-    last = context.features
-    if isinstance(last, Probed) and last.name == path.stem:
+    last = _last_features(job, context)
+    if isinstance(last, Probed):
         return last
-    if last is not None and not isinstance(last, Probed) and last[0] == path.stem:
-        raise last[1]
+    path = _path_of_features(job, context)
 
     def compute() -> Probed:
         _seed(job, context.environment.device)
@@ -392,12 +422,7 @@ def _features(job: Job, registry: Registry, context: Context, on_prepared: Calla
         _seed(job, context.environment.device)
         return probed_of(job, prepared, context, path.stem)
 
-    try:
-        context.features = features_at(path, path.stem, compute)
-    except Exception as error:
-        if _status_of(error) in ("failed", "unsupported"):
-            context.features = path.stem, error
-        raise
+    context.features = features_at(path, path.stem, compute)
     return context.features
 
 
@@ -427,13 +452,19 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
     # Training and test images have equal numbers, so they are different passes.
     train = features(network, actor, prepared.train, first, visit=1, on_done=report)
     has_mask = prepared.test.relevance is not None
-    test = features(network, actor, prepared.test, first, choices=has_mask, on_done=lambda done: report(n_train + done))
+    # Where memory was short, the test begins with the size of batches that the training images had in the end.
+    test = features(
+        network, actor, prepared.test, train.batch, choices=has_mask, on_done=lambda done: report(n_train + done)
+    )
     if not (np.isfinite(train.outputs).all() and np.isfinite(test.outputs).all()):
         raise _not_finite(prepared, "features are not finite")
     context.trusted.add(trust)
 
     _add_selection(shared, prepared, test)
-    _add_passes(shared, prepared, replace(test, seconds=[*train.seconds, *test.seconds]), asked, first, FEWEST_OF_PROBE)
+    if train.batch == test.batch:  # else the seconds are of batches of two sizes
+        test = replace(test, seconds=[*train.seconds, *test.seconds])
+    _add_passes(shared, prepared, test, asked, first, FEWEST_OF_PROBE)
+    _add_note_on_times(shared, context)
     foregrounds = data.test.foregrounds
     both = rounded(np.concatenate([train.outputs, test.outputs]))
     return Probed(
@@ -467,11 +498,12 @@ def add_probe(result: Result, cell: Cell, probed: Probed) -> None:
     near = neighbours(train, labels, probed.test, n_classes)
     truth = probed.test_labels
     of_label = np.take_along_axis(probe.scores, truth[:, None], axis=1)
+    before = np.arange(n_classes) < truth[:, None]  # equal scores rank by class number, as in `evaluation.ranks`
     items = Items(
         predicted=probe.scores.argmax(axis=1),
         labels=truth,
         groups=probed.test_groups,
-        ranks=(probe.scores > of_label).sum(axis=1),
+        ranks=((probe.scores > of_label) | ((probe.scores == of_label) & before)).sum(axis=1),
         losses=-np.maximum(of_label[:, 0], LOWEST_LOG).astype(np.float32),
         foregrounds=probed.foregrounds if len(probed.foregrounds) else None,
     )
@@ -504,13 +536,18 @@ def _test(job: Job, prepared: Prepared, outcome: dict[str, float], context: Cont
     on_done = _reports(job, context, len(prepared.test.labels)) if prepared.is_trained else None
     measure(result, prepared, outcome, execution.batch, leaks=key not in context.trusted, on_done=on_done)
     context.trusted.add(key)
-    if "images_per_s" in result.metrics:
-        alone = "alone on its machine" if context.environment.device == "cpu" else "alone on its GPU"
-        result.notes["timed"] = alone if execution.exclusive else "perhaps beside other cells"
+    _add_note_on_times(result, context)
     if job.keep_weights:
         content = weights_file(prepared.network, prepared.start.name, outcome)
         files.write_whole(store.weights_path(context.environment.out, job.cell.id), content)
         result.notes["weights"] = hashlib.sha256(content).hexdigest()
+
+
+def _add_note_on_times(result: Result, context: Context) -> None:
+    """Add a note on whether other cells may have run at the same time, if times were measured."""
+    if "images_per_s" in result.metrics:
+        alone = "alone on its machine" if context.environment.device == "cpu" else "alone on its GPU"
+        result.notes["timed"] = alone if context.environment.execution.exclusive else "perhaps beside other cells"
 
 
 def measure(

@@ -468,12 +468,17 @@ def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe
             f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
             "oracle may, or does not choose the same twice"
         )
-    if differ := (second_answers != first_answers).any(axis=1).sum():
+    if differ := _differ(first_answers, second_answers).any(axis=1).sum():
         answer = "other features" if recipe is None else "another prediction"
         raise StrategyError(
             f"with labels and masks of other samples {differ} of {n} had {answer}: what classes them "
             "knows the labels, or does not do the same twice"
         )
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return which numbers of two arrays differ; NaN equals NaN."""
+    return (a != b) & ~(np.isnan(a) & np.isnan(b))
 
 
 def _answers(

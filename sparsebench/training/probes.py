@@ -27,6 +27,8 @@ ITERATIONS = 5000
 NEIGHBOURS, SHARE_OF_NEIGHBOURS = 20, 5
 """The most neighbours, and the number of training images for each of fewer neighbours."""
 TEMPERATURE = 0.07
+TOGETHER = 2**22
+"""Most similarities that are computed together: 32 MiB."""
 LEAST_OF_CLASS = 2
 
 
@@ -97,8 +99,16 @@ def neighbours(train: np.ndarray, labels: np.ndarray, test: np.ndarray, classes:
     Args:
         train, labels, test, classes: see `linear_probe`.
     """
+    train, test = _unit(train), _unit(test)
+    rows = max(1, TOGETHER // len(train))
+    winners = [_winners(train, labels, test[i : i + rows], classes) for i in range(0, len(test), rows)]
+    return np.concatenate(winners)
+
+
+def _winners(train: np.ndarray, labels: np.ndarray, test: np.ndarray, classes: int) -> np.ndarray:
+    """Return `neighbours` of features of length 1."""
     k = max(1, min(NEIGHBOURS, len(train) // SHARE_OF_NEIGHBOURS))
-    similarity = _unit(test) @ _unit(train).T
+    similarity = test @ train.T
     nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
     weights = np.exp(np.take_along_axis(similarity, nearest, axis=1) / TEMPERATURE)
     votes = np.zeros((len(test), classes))

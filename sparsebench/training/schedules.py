@@ -16,6 +16,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
 
+from sparsebench.errors import DivergedError
 from sparsebench.measure.schedule import Candidate, candidates
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
@@ -109,7 +110,14 @@ def choose(
 
 
 def _first_of_the_closest(indices: Sequence[int], measured: Sequence[np.ndarray]) -> int:
-    """Return the first of these candidates that is not clearly farther from dense than the closest one."""
+    """Return the first of these candidates that is not clearly farther from dense than the closest one.
+
+    Raises:
+        DivergedError: no candidate has finite outputs.
+    """
+    indices = [index for index in indices if np.isfinite(measured[index]).all()]
+    if not indices:
+        raise DivergedError("the outputs of the network are not finite on schedule images; check weights and precision")
     closest = min(indices, key=lambda index: (_mean(measured[index]), index))
 
     def is_close(index: int) -> bool:

@@ -27,6 +27,7 @@ from sparsebench.records.table import row_of
 from sparsebench.runner import run as runs
 from sparsebench.tasks.folder import Folder, cut_out
 from sparsebench.tasks.sources.files import read_rgb
+from sparsebench.training import probes
 from sparsebench.training.probes import rows_of_probe
 
 CANVAS, CLASSES = 48, 3
@@ -178,6 +179,55 @@ def test_strategies_that_need_labels_training_or_a_head_have_no_probe(files: Fil
     assert status.pop("zero_tprune") == "ok"
     assert set(status.values()) == {"unsupported"}
     assert {"fisher_mask", "dynamic_vit"} <= set(status)
+
+
+def test_features_that_are_not_numbers_are_no_leak(weights: Path, pictures: Path, tmp_path: Path) -> None:
+    """All weights are finite; the patches overflow in the first block, the same way with any labels."""
+    state = load_file(weights)
+    state["patch_embed.proj.bias"] += 1e38
+    save_file(state, tmp_path / "large.safetensors")
+    files = Files((f"folder:{pictures}",), weights=(tmp_path / "large.safetensors",))
+    strategies = ("random_inside:macs=0.6,blocks=1", "attn_topk")  # a stated schedule, and a chosen one
+    records = executed(tmp_path / "out", request(*strategies, n_train=(6, 18), alone=True), files)
+    for record in records.values():
+        assert record.status == "failed" and record.failure is not None
+        assert record.failure.kind == "DivergedError" and "not finite" in record.failure.reason
+
+
+def test_neighbours_do_not_depend_on_how_many_are_compared_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(60, 5)), rng.normal(size=(41, 5))
+    labels = rng.integers(0, 4, 60)
+    together = probes.neighbours(train, labels, test, 4)
+    monkeypatch.setattr(probes, "TOGETHER", 7 * 60)
+    assert probes.neighbours(train, labels, test, 4).tolist() == together.tolist()
+    assert len(set(together.tolist())) > 1
+
+
+FAILS = """
+from typing import ClassVar
+import sparsebench
+
+class Fails(sparsebench.Strategy):
+    name: ClassVar[str] = "fails"
+
+    def scores(self, view):
+        raise ZeroDivisionError("no score")
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Fails]
+"""
+
+
+def test_cells_that_share_features_fail_alike(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    asked = request(str(tmp_path / "fails.py"), n_train=(6, 18, 36), alone=True)
+    records = list(executed(tmp_path / "out", asked, files).values())
+    assert [record.status for record in records] == ["failed"] * 3
+    assert len({record.failure for record in records}) == 1
+    failure = records[0].failure
+    assert failure is not None and "no score" in failure.reason and "fails.py" in failure.reason
 
 
 def test_random_tokens_are_drawn_once_for_an_image_and_a_repetition(

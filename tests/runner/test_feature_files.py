@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sparsebench.runner import features
-from sparsebench.runner.features import Probed, Shared, features_at, rounded
+from sparsebench.runner.features import Probed, Shared, features_at, path_of, rounded
 
 EMPTY = np.empty(0, dtype=np.int64)
 SHARED = Shared(metrics={}, trajectory=(), schedule=None, samples={"s": (0.1, None)}, notes={"a": "b"})
@@ -82,6 +83,21 @@ def test_a_file_that_does_not_hold_them_is_computed_again(
     assert result.classes == ("new",)
     again = features_at(path, wanted, lambda: PROBED)
     assert again.classes == ("new",)
+
+
+def test_machines_have_files_of_their_own_which_are_removed_together(tmp_path: Path) -> None:
+    paths = [path_of(tmp_path, "name", machine) for machine in ("torch 1, cpu", "torch 2, cpu", "torch 2, H100")]
+    for path in paths:
+        computed = replace(PROBED, name=path.stem, classes=(path.stem,))
+        features_at(path, path.stem, partial(replace, computed))
+    read = [features_at(path, path.stem, lambda: PROBED).classes for path in paths]
+    assert read == [(path.stem,) for path in paths] and len(set(read)) == 3
+    other = path_of(tmp_path, "other", "torch 2, cpu")
+    features_at(other, other.stem, lambda: PROBED)
+    features.remove(tmp_path, "name")
+    assert [path.stem for path in other.parent.glob("*.safetensors")] == [other.stem]
+    features.remove(tmp_path, "other")
+    assert not other.parent.exists()
 
 
 def test_large_features_are_scaled_and_others_only_rounded() -> None:
