@@ -96,8 +96,8 @@ def set_text_head(whole: Any, vit: Any, texts: TextFeatures) -> None:
     Raises:
         UserError: the widths differ, or the scale is unknown; see `text_head`.
     """
-    head = text_head(whole, vit, len(texts.classes))
-    rows: Any = head[-1]
+    head: Any = text_head(whole, vit, len(texts.classes))
+    rows = head[-1]
     if rows.in_features != texts.features.shape[1]:
         raise UserError(
             "--text-features: the texts were not encoded by this model",
