@@ -105,6 +105,12 @@ def variants_of_task(
         if entry.is_probe:
             task, training_pictures = task.for_probe(places, located.files.skip_bad)
             places |= training_pictures
+        elif not (task.trains or task.reads_head):
+            raise UserError(
+                f"task '{task.name}' sets pictures apart for probes only",
+                got=", ".join(f"{name}={value}" for name, value in requested.changes.items()),
+                next_step="leave split and train out, or choose --suite probe",
+            )
         training = None
         if training_entry is not None:
             training = _task(entry.name, {**training_params, **pictures}, registry)

@@ -260,10 +260,12 @@ class Folder(Task):
                 got=f"labels={self.labels}",
                 next_step="leave labels, classes and head out",
             )
+        if self.train and not of_cell:
+            raise UserError("the training pictures of a probe", got=f"train={self.train}", next_step="leave train out")
         probed = self.model_copy(update={"labels": "names", "head": len(classes)})
         train = _train_folder_of(root)
         if train is None or self.split:
-            probed = probed.model_copy(update={"split": self.split or HALF})
+            probed = probed.model_copy(update={"split": self.split or HALF, "train": ""})
             places: dict[str, Path] = {}
         else:
             files = contents(listing(train), skip_bad=skip_bad, belongs=lambda path: "/" in path)
