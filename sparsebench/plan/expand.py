@@ -23,7 +23,7 @@ from sparsebench.records.record import ON_TRAINED, Precision, Probe, Where
 from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
-from sparsebench.tasks.folder import LEAST_OF_CLASS
+from sparsebench.tasks.groups import LEAST_OF_CLASS
 from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
@@ -403,11 +403,11 @@ def _sizes_of_probe(task: Task, entry: SuiteTask, request: Request, locations: L
     sizes = request.n_train or entry.n_train
     possible = sorted({max(least, n if most is None else min(n, most)) for n in sizes})
     if request.n_train and possible != sorted(set(sizes)):
-        limit = "" if most is None else f" to {most}, all training pictures"
+        limit = "or more" if most is None else f"to {most} (all training pictures)"
         raise UserError(
             f"--n-train: training images of a probe on task '{task.name}'",
             got=", ".join(map(str, sizes)),
-            allowed=f"{least}, {LEAST_OF_CLASS} of each class,{limit}" if limit else f"{least} or more",
+            allowed=f"{least} ({LEAST_OF_CLASS} of each class) {limit}",
         )
     return (max(possible),) if request.single else tuple(possible)
 
