@@ -9,6 +9,7 @@ import pandas as pd
 
 from sparsebench.board.columns import BY_KEY, LIMITS, Column, Row, interval_row, rank_text
 from sparsebench.board.comparison import Comparison
+from sparsebench.board.ranks import in_order
 from sparsebench.board.reading import DENSE, entry_of_dense, over_seeds
 from sparsebench.stats import targets
 from sparsebench.stats.paired import Results, halves
@@ -158,12 +159,12 @@ def in_order_of_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with a probe: dense first, then by images to target if known, then by accuracy; oracles last."""
     measured = rows[rows["linear_accuracy"].notna()]
     images = measured["images_to_target"] if "images_to_target" in measured else pd.Series(np.nan, measured.index)
-    order = pd.DataFrame(
+    return in_order(
+        measured,
         {
             "not dense": measured["strategy"] != DENSE,
             "oracle": measured["kind"] == "oracle",
             "images": images.astype(float),
             "accuracy": -measured["linear_accuracy"].astype(float),
-        }
+        },
     )
-    return measured.loc[order.sort_values(list(order)).index]

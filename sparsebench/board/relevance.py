@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 QUANTITY = "relevance"
 RESAMPLES = 2000
-KEYS = {"images_to_target": "images to target", "sample_complexity": "N50 of trials"}
+QUANTITIES = {"images_to_target": "images to target", "sample_complexity": "N50 of trials"}
 """The columns that are the height of a point, and their names. The first one that a task has is drawn."""
-NAMED = (DENSE, "oracle")
-ROOM = 1.25
+ALWAYS_NAMED = (DENSE, "oracle")
+MARGIN = 1.25
 """Factor by which the axis extends beyond the smallest and the largest number of samples."""
 
 
@@ -42,7 +42,7 @@ class Points(NamedTuple):
 
     Attributes:
         title: task, model and track.
-        quantity: a value of KEYS.
+        quantity: a value of QUANTITIES.
         rows: a row for each strategy and budget: strategy, budget, kind, relevant (the share), value, low, high.
         limits: the smallest and the largest number of training samples that were tried.
         correlation: the rank correlation of `relevant` and `value` with its 95 % interval.
@@ -64,7 +64,7 @@ def points_of(board: Board) -> list[Points]:
 def _points(ranking: Ranking) -> Points | None:
     """Return the points of a ranking; None if one of the quantities was not measured for two rows."""
     comparison = ranking.comparison
-    key = next((key for key in KEYS if key in ranking.every and ranking.every[key].notna().any()), None)
+    key = next((key for key in QUANTITIES if key in ranking.every and ranking.every[key].notna().any()), None)
     if key is None:
         return None
     rows = ranking.every[["strategy", "budget", "kind", key, f"{key}_low", f"{key}_high"]]
@@ -76,7 +76,7 @@ def _points(ranking: Ranking) -> Points | None:
         return None
     sizes = comparison.records["n_train"]
     limits = int(sizes.min()), int(sizes.max())
-    return Points(comparison.title, KEYS[key], rows, limits, correlation(rows))
+    return Points(comparison.title, QUANTITIES[key], rows, limits, correlation(rows))
 
 
 def correlation(rows: pd.DataFrame) -> Interval:
@@ -127,15 +127,17 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two") -> Fi
             raise unknown("strategy in the picture", name, known)
     with sheet(width):
         high = style.HEIGHTS[width] * len(tasks)
-        figure = new_figure(width, high, "Training samples that are needed, over the share of relevant tokens.", NOTE)
+        figure = new_figure(
+            width, high, "Training samples that are needed, over the share of relevant tokens.", CAPTION
+        )
         for place, points in enumerate(tasks, 1):
             axis = figure.add_subplot(len(tasks), 1, place)
-            _draw_points(axis, points, (*NAMED, *strategies))
+            _draw_points(axis, points, (*ALWAYS_NAMED, *strategies))
         _add_legend(figure.axes)
     return figure
 
 
-NOTE = (
+CAPTION = (
     "A point is a strategy at a budget; bars are 95 % intervals. Triangles lie beyond the numbers tried. "
     "rho: Spearman's rank correlation of all points, with its 95 % interval over strategies."
 )
@@ -153,9 +155,9 @@ def _add_legend(axes: Sequence[Axes]) -> None:
 def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
     """Draw the chart of one task."""
     smallest, largest = points.limits
-    bottom, top = smallest / ROOM, largest * ROOM
+    bottom, top = smallest / MARGIN, largest * MARGIN
     use_logarithm(axis, "y")
-    axis.set_ylim(bottom / ROOM, top * ROOM)
+    axis.set_ylim(bottom / MARGIN, top * MARGIN)
     rows = points.rows
     value = rows["value"].replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
     low, high = (

@@ -23,7 +23,7 @@ from sparsebench.records.record import ON_TRAINED, Precision, Probe, Where
 from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
-from sparsebench.tasks.folder import LEAST_OF_CLASS
+from sparsebench.tasks.groups import LEAST_OF_CLASS
 from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,12 @@ def variants_of_task(
         if entry.is_probe:
             task, training_pictures = task.for_probe(places, located.files.skip_bad)
             places |= training_pictures
+        elif not (task.trains or task.reads_head):
+            raise UserError(
+                f"task '{task.name}' sets pictures apart for probes only",
+                got=", ".join(f"{name}={value}" for name, value in requested.changes.items()),
+                next_step="leave split and train out, or choose --suite probe",
+            )
         training = None
         if training_entry is not None:
             training = _task(entry.name, {**training_params, **pictures}, registry)
@@ -397,11 +403,11 @@ def _sizes_of_probe(task: Task, entry: SuiteTask, request: Request, locations: L
     sizes = request.n_train or entry.n_train
     possible = sorted({max(least, n if most is None else min(n, most)) for n in sizes})
     if request.n_train and possible != sorted(set(sizes)):
-        limit = "" if most is None else f" to {most}, all training pictures"
+        limit = "or more" if most is None else f"to {most} (all training pictures)"
         raise UserError(
             f"--n-train: training images of a probe on task '{task.name}'",
             got=", ".join(map(str, sizes)),
-            allowed=f"{least}, {LEAST_OF_CLASS} of each class,{limit}" if limit else f"{least} or more",
+            allowed=f"{least} ({LEAST_OF_CLASS} of each class) {limit}",
         )
     return (max(possible),) if request.single else tuple(possible)
 

@@ -197,7 +197,9 @@ class Execution:
     batch: int | None = option(None, "Test batch size; halved until it fits in memory. [up to 200]", ge=1)
     exclusive: bool = option(False, "Run one cell at a time on each machine or GPU, for exact speeds.")
     dask: str | None = option(None, "Run cells on the workers of this Dask scheduler.", title="tcp://HOST:PORT")
-    keep_features: bool = option(False, "Keep the features of probes in the run's folder, for other sizes later.")
+    keep_features: bool = option(
+        False, "Keep the features of probes in the run's folder, for other sizes with the same largest one."
+    )
     observe: Several[str] = option(
         (),
         "Send each record to an observer: tensorboard[:dir=DIR], mlflow[:uri=URI], or your own. Repeatable.",

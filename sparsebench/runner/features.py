@@ -51,7 +51,7 @@ class Probed:
     """The features of P training and n test images, with all that a probe's record needs besides.
 
     Attributes:
-        name: see `Job.features`.
+        name: the name of their file without its suffix, see `path_of`.
         train, test: (P, C) and (n, C) float16 features.
         train_labels, train_groups, test_labels, test_groups: numbers of classes and groups.
         foregrounds: (n,) numbers of foregrounds; empty if test images have none.
@@ -103,18 +103,17 @@ def path_of(out: Path, features: str, machine: str) -> Path:
     return store.features_path(out, f"{features}-{digest(machine)}")
 
 
-def features_at(path: Path, name: str, compute: Callable[[], Probed]) -> Probed:
+def features_at(path: Path, compute: Callable[[], Probed]) -> Probed:
     """Return the features of a file. If there is none, compute and store them.
 
     If the folder cannot be written, the features are computed and not stored.
 
     Args:
-        path: the file.
-        name: the name of the features.
+        path: the file. Without its suffix it has the name of the features.
         compute: returns the features.
     """
     with _locked(path):
-        stored = _read(path, name)
+        stored = _read(path)
         if stored is not None:
             return stored
         computed = compute()
@@ -160,18 +159,20 @@ def _content(probed: Probed) -> bytes:
     return save(arrays, {ABOUT: canonical(about)})
 
 
-def _read(path: Path, name: str) -> Probed | None:
+def _read(path: Path) -> Probed | None:
     """Return the features in a file; None if it is missing, damaged, or of another version or name."""
     try:
         with safe_open(path, "numpy") as file:
             about = json.loads((file.metadata() or {})[ABOUT])
-            if (about["version"], about["name"]) != (VERSION, name):
+            if (about["version"], about["name"]) != (VERSION, path.stem):
                 return None
             arrays = {array: file.get_tensor(array) for array in ARRAYS}
             shared = Shared.model_validate(about["shared"])
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    return Probed(name=name, **arrays, classes=tuple(about["classes"]), groups=tuple(about["groups"]), shared=shared)
+    return Probed(
+        name=path.stem, **arrays, classes=tuple(about["classes"]), groups=tuple(about["groups"]), shared=shared
+    )
 
 
 def remove(out: Path, features: str) -> None:

@@ -422,7 +422,7 @@ def _features(job: Job, registry: Registry, context: Context, on_prepared: Calla
         _seed(job, context.environment.device)
         return probed_of(job, prepared, context, path.stem)
 
-    context.features = features_at(path, path.stem, compute)
+    context.features = features_at(path, compute)
     return context.features
 
 

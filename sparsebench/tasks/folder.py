@@ -15,7 +15,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError, few
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.groups import shares
+from sparsebench.tasks.groups import LEAST_OF_CLASS, shares
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import (
     Contents,
@@ -46,8 +46,6 @@ SPLITS = ("val", "test")
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 HALF = 0.5
 """The share of the pictures that a probe learns from, if there is no folder of training pictures."""
-LEAST_OF_CLASS = 2
-"""Fewest training pictures of a class for a probe."""
 
 
 def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
@@ -116,6 +114,23 @@ def _train_folder_of(root: Path) -> Path | None:
 def _pictures_in(root: Path) -> list[str]:
     """Return the paths of the pictures below a folder, listed once in a process: ImageNet has a million."""
     return list(listing(root).pictures)
+
+
+@cache
+def _warn_of_copies(test: str, test_root: Path, train: str, train_root: Path) -> None:
+    """Warn once in a process if test pictures are among the training pictures, byte for byte."""
+    learned = {*contents_of(train, train_root).pictures.values()}
+    tested = contents_of(test, test_root).pictures
+    copies = [name for name, sha256 in tested.items() if sha256 in learned]
+    if copies:
+        log.warning(
+            "%s: %d of %d test pictures are training pictures of %s too, so probes know their classes: %s",
+            test_root,
+            len(copies),
+            len(tested),
+            train_root,
+            few(copies, width=60),
+        )
 
 
 @cache
@@ -260,10 +275,12 @@ class Folder(Task):
                 got=f"labels={self.labels}",
                 next_step="leave labels, classes and head out",
             )
+        if self.train and not of_cell:
+            raise UserError("the training pictures of a probe", got=f"train={self.train}", next_step="leave train out")
         probed = self.model_copy(update={"labels": "names", "head": len(classes)})
         train = _train_folder_of(root)
         if train is None or self.split:
-            probed = probed.model_copy(update={"split": self.split or HALF})
+            probed = probed.model_copy(update={"split": self.split or HALF, "train": ""})
             places: dict[str, Path] = {}
         else:
             files = contents(listing(train), skip_bad=skip_bad, belongs=lambda path: "/" in path)
@@ -271,6 +288,7 @@ class Folder(Task):
                 raise UserError(f"{train} and {root} have different classes", got=odd)
             probed = probed.model_copy(update={"train": f"folder-{files.fingerprint}"})
             places = {probed.train: train}
+            _warn_of_copies(self.images, root, probed.train, train)
         counts = probed.training_counts({**locations, **places})
         if counts.min() < LEAST_OF_CLASS:
             raise UserError(

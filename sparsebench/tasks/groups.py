@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
+LEAST_OF_CLASS = 2
+"""Fewest training images of a class for a probe."""
 
 
 class GroupTask(PictureTask):

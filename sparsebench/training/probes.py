@@ -15,7 +15,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from sparsebench import seeds
-from sparsebench.tasks.groups import shares
+from sparsebench.tasks.groups import LEAST_OF_CLASS, shares
 
 FEW_C = 0.01
 """C of the logistic regression with fewer than `FOLDS` images of a class."""
@@ -25,11 +25,10 @@ FOLDS = 5
 ITERATIONS = 5000
 """Most iterations of the solver."""
 NEIGHBOURS, SHARE_OF_NEIGHBOURS = 20, 5
-"""The most neighbours, and the number of training images for each of fewer neighbours."""
+"""The most neighbours; and with few training images, one neighbour for this many of them."""
 TEMPERATURE = 0.07
 TOGETHER = 2**22
 """Most similarities that are computed together: 32 MiB."""
-LEAST_OF_CLASS = 2
 
 
 class LinearProbe(NamedTuple):

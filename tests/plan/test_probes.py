@@ -204,6 +204,43 @@ def test_neighbours_do_not_depend_on_how_many_are_compared_together(monkeypatch:
     assert len(set(together.tolist())) > 1
 
 
+def test_times_are_of_batches_of_one_size_if_memory_is_short(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is short once, in the pass over the training images."""
+    sizes: list[int] = []
+    call = DeepViT.__call__
+
+    def short_once(self: DeepViT, images: torch.Tensor, acting: Any = None) -> torch.Tensor:
+        sizes.append(len(images))
+        if len(sizes) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return call(self, images, acting)
+
+    monkeypatch.setattr(DeepViT, "__call__", short_once)
+    asked = request("dense", n_train=(36,), alone=True)
+    (record,) = executed(tmp_path, asked, files, Execution("cpu", jobs=0, batch=8)).values()
+    assert record.status == "ok", record.failure
+    assert sizes == [8, *[4] * 9, *[4] * 6, 3]
+    assert record.metrics["timed_batch"].value == 4
+    assert len(record.samples["seconds_per_batch"]) == 8 + 5
+
+
+def test_test_pictures_that_are_learned_too_are_reported(
+    weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for split, seed in (("train", 5), ("test", 6)):
+        write_pictures(tmp_path / split, 4, seed)
+    files = Files((f"folder:{tmp_path}",), weights=(weights,))
+    asked = request("dense", n_train=(6,))
+    planner.plan(asked, files, Registry(), tmp_path / "out", "missing")
+    assert "training pictures" not in caplog.text
+    copy = tmp_path / "test" / "class-1" / "copy.png"
+    copy.write_bytes((tmp_path / "train" / "class-1" / "2.png").read_bytes())
+    planner.plan(asked, files, Registry(), tmp_path / "out", "missing")
+    assert "1 of 13 test pictures" in caplog.text and "copy.png" in caplog.text
+
+
 FAILS = """
 from typing import ClassVar
 import sparsebench
@@ -278,9 +315,12 @@ def test_a_folder_without_training_pictures_is_divided_anew_in_each_repetition(p
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"n_train": (4,)}, "n-train.*got 4.*6, 2 of each class, to 36"),
+        ({"n_train": (4,)}, r"n-train.*got 4.*6 \(2 of each class\) to 36"),
         ({"n_train": (50,)}, "n-train.*got 50"),
         ({"tasks": ("folder:labels=imagenet",)}, "learns the class folders"),
+        ({"tasks": ("folder:train=folder-0123",)}, "training pictures.*got train=.*leave train out"),
+        ({"suite": "imagenet", "tasks": ("folder:split=0.3",)}, "for probes only.*got split=0.3"),
+        ({"suite": "imagenet", "tasks": ("folder:train=folder-0123",)}, "for probes only.*got train="),
         ({"tasks": ("theory",)}, "no training images"),
         ({"where": "train"}, "allowed.*test"),
         ({"single": True}, "choose another suite"),
@@ -340,6 +380,7 @@ def test_the_suite_learns_probes_on_networks_of_the_package(shipped: dict[tuple[
         assert (value["accuracy"] or 0) > 0.6
         assert (value["selection_precision"] or 0) > (0.4 if strategy == "oracle" else 0.2)
         assert list(differences(record)) == []
+        assert record.notes["timed"] == "perhaps beside other cells"
 
 
 def test_images_of_a_probe_have_the_shares_of_the_classes() -> None:

@@ -29,19 +29,19 @@ def wait():
     print("computing", flush=True)
     time.sleep(600)
 
-features_at(Path(sys.argv[1]), "name", wait)
+features_at(Path(sys.argv[1]), wait)
 """
 
 
 def test_several_that_want_a_file_at_once_compute_it_once(tmp_path: Path) -> None:
-    path, computed, results = tmp_path / "features" / "x.safetensors", list[int](), list[Probed]()
+    path, computed, results = tmp_path / "features" / "name.safetensors", list[int](), list[Probed]()
 
     def compute() -> Probed:
         computed.append(1)
         time.sleep(0.2)
         return PROBED
 
-    threads = [threading.Thread(target=lambda: results.append(features_at(path, "name", compute))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: results.append(features_at(path, compute))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -53,11 +53,11 @@ def test_several_that_want_a_file_at_once_compute_it_once(tmp_path: Path) -> Non
 
 
 def test_a_process_that_is_killed_leaves_the_file_to_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "features" / "x.safetensors"
+    path = tmp_path / "features" / "name.safetensors"
     results: list[Probed] = []
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "computing\n"
-        waiting = threading.Thread(target=lambda: results.append(features_at(path, "name", lambda: PROBED)))
+        waiting = threading.Thread(target=lambda: results.append(features_at(path, lambda: PROBED)))
         waiting.start()
         waiting.join(0.5)
         assert not results, "it waits for the other process"
@@ -70,18 +70,17 @@ def test_a_process_that_is_killed_leaves_the_file_to_the_next(tmp_path: Path) ->
 def test_a_file_that_does_not_hold_them_is_computed_again(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x.safetensors"
-    features_at(path, "name", lambda: PROBED)
-    wanted = "name"
+    path = tmp_path / "name.safetensors"
+    features_at(path, lambda: PROBED)
     if damage == "torn":
         path.write_bytes(path.read_bytes()[:-5])
     elif damage == "other name":
-        wanted = "another"
+        path = path.rename(tmp_path / "another.safetensors")
     else:
         monkeypatch.setattr(features, "VERSION", 0)
-    result = features_at(path, wanted, lambda: replace(PROBED, name=wanted, classes=("new",)))
+    result = features_at(path, lambda: replace(PROBED, name=path.stem, classes=("new",)))
     assert result.classes == ("new",)
-    again = features_at(path, wanted, lambda: PROBED)
+    again = features_at(path, lambda: PROBED)
     assert again.classes == ("new",)
 
 
@@ -89,11 +88,11 @@ def test_machines_have_files_of_their_own_which_are_removed_together(tmp_path: P
     paths = [path_of(tmp_path, "name", machine) for machine in ("torch 1, cpu", "torch 2, cpu", "torch 2, H100")]
     for path in paths:
         computed = replace(PROBED, name=path.stem, classes=(path.stem,))
-        features_at(path, path.stem, partial(replace, computed))
-    read = [features_at(path, path.stem, lambda: PROBED).classes for path in paths]
+        features_at(path, partial(replace, computed))
+    read = [features_at(path, lambda: PROBED).classes for path in paths]
     assert read == [(path.stem,) for path in paths] and len(set(read)) == 3
     other = path_of(tmp_path, "other", "torch 2, cpu")
-    features_at(other, other.stem, lambda: PROBED)
+    features_at(other, lambda: PROBED)
     features.remove(tmp_path, "name")
     assert [path.stem for path in other.parent.glob("*.safetensors")] == [other.stem]
     features.remove(tmp_path, "other")
