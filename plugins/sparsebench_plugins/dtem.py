@@ -86,6 +86,7 @@ class DTEM(Strategy):
         import torch.nn.functional as F
 
         from sparsebench.strategy.sorting import sort
+        from sparsebench.strategy.tokens import gather
 
         x, w, memory = view.tokens, view.sizes.to(view.tokens.dtype), view.memory
         if "order" not in memory:
@@ -97,12 +98,12 @@ class DTEM(Strategy):
             return Shift(torch.zeros_like(x), sizes=w)
         E, O = order[:, 0:n:2], order[:, 1:n:2]
         unit = F.normalize(metric, dim=2)
-        T = self._chosen(_rows(unit, E) @ _rows(unit, O).mT, r)
+        T = self._chosen(gather(unit, E) @ gather(unit, O).mT, r)
 
         leaving = T.mT * w.gather(1, E)[:, None]  # (B, O, E): what each token of O receives
         received = leaving.sum(dim=2)
         size_O = w.gather(1, O) + received
-        x_O = (w.gather(1, O)[:, :, None] * _rows(x, O) + leaving @ _rows(x, E)) / size_O[:, :, None]
+        x_O = (w.gather(1, O)[:, :, None] * gather(x, O) + leaving @ gather(x, E)) / size_O[:, :, None]
         rest = 1 - T.sum(dim=2)
         rest = rest + (rest.clamp(0, 1) - rest).detach()  # a plain clamp would have no gradient at its ends
         sizes = w.scatter(1, O, size_O).scatter(1, E, w.gather(1, E) * rest)
@@ -131,11 +132,6 @@ class DTEM(Strategy):
 def _width(place: Place) -> int:
     """Return the width of the embedding."""
     return place.head_width * (2 if place.width >= 1024 else 1)
-
-
-def _rows(x: "Tensor", index: "Tensor") -> "Tensor":
-    """Return the rows index (B, M) of x (B, N, C)."""
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
 @sparsebench.hookimpl

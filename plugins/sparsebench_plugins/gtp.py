@@ -89,6 +89,7 @@ class GTP(Strategy):
     def plan(self, view: TokenView, keep: int) -> Keep:
         """Drop the tokens with the smallest scores, after they propagate."""
         from sparsebench.strategy.sorting import sort
+        from sparsebench.strategy.tokens import gather
 
         P, maps = view.prefix_count, view.attention_maps
         itself = maps.diagonal(dim1=2, dim2=3).amax(dim=1)
@@ -97,10 +98,9 @@ class GTP(Strategy):
         order = sort(scores, descending=True).indices
         stay, leave = order[:, :keep], order[:, keep:]
 
-        graph = view.pairs(view.memory["graph"])
-        graph = graph.gather(1, stay[:, :, None].expand(-1, -1, graph.shape[2]))
+        graph = gather(view.pairs(view.memory["graph"]), stay)
         share = self.alpha * graph.gather(2, leave[:, None].expand(-1, keep, -1))
-        gone = view.tokens.gather(1, leave[:, :, None].expand(-1, -1, view.tokens.shape[2]))
+        gone = gather(view.tokens, leave)
         sizes = view.sizes.gather(1, stay) + (share * view.sizes.gather(1, leave)[:, None]).sum(dim=2)
         return Keep(stay, scores=scores, ordered=True, add=share @ gone, sizes=sizes)
 

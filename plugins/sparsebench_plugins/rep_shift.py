@@ -29,7 +29,7 @@ class RepShift(Strategy):
     revision: ClassVar[int] = 2
     site: ClassVar[Site] = "mlp"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "branch"})
-    added: ClassVar[frozenset[str]] = Strategy.added | {"change"}
+    added: ClassVar[frozenset[str]] = frozenset({"change"})
     citation: ClassVar[str] = "Choi et al., Representation shift, ICCV 2025"
     published: ClassVar[tuple[Published, ...]] = (Published("rep_shift:keep_rate=0.8,blocks=0+3+6", "DeiT-S", 3.0),)
     differs: ClassVar[str] = "not compared with the authors' code, which could not be had; the paper has two readings"

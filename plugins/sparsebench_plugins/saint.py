@@ -63,6 +63,7 @@ class SAINT(Strategy):
         import torch.nn.functional as F
 
         from sparsebench.strategy.sorting import ranks, sort
+        from sparsebench.strategy.tokens import gather
 
         if view.block >= self.until * view.depth:
             return None
@@ -77,7 +78,7 @@ class SAINT(Strategy):
         E, O = order[:, 0::2], order[:, 1::2]
 
         unit = F.normalize(view.keys.mean(dim=1), dim=2)
-        s = _rows(unit, E) @ _rows(unit, O).mT
+        s = gather(unit, E) @ gather(unit, O).mT
         pairs = there.gather(1, E)[:, :, None] & there.gather(1, O)[:, None]
         score, hits = self._scores(s, pairs)
         score = score.masked_fill(~there.gather(1, E), -torch.inf)
@@ -101,11 +102,6 @@ class SAINT(Strategy):
         mean = s.where(pairs, 0).sum(dim=2) / pairs.sum(dim=2).clamp(min=1)
         close = count * (self.closeness * (mean_hit - self.threshold)).exp()
         return close.where(count > 0, mean), count
-
-
-def _rows(x: "Tensor", index: "Tensor") -> "Tensor":
-    """Return the rows index (B, M) of x (B, N, C)."""
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
 @sparsebench.hookimpl

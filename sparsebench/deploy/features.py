@@ -97,7 +97,7 @@ class Features:
             arrays["labels"] = self.pictures.labels()
             arrays["classes"] = np.array(self.pictures.classes)
         with whole_file(file) as output:
-            np.savez(output, allow_pickle=False, **arrays)
+            np.savez(output, **arrays)
 
 
 def pictures_in(text: str) -> Pictures:
@@ -155,17 +155,15 @@ def extract(
     model.reset_classifier(0)
     model.eval().to(device)
     cut = _cut(model, arch)
-    sparse = _apply(model, plugin, learned, pictures, cut)
+    sparse = _apply(model, plugin, learned, pictures, cut, skip_bad=skip_bad)
     _check_channels(sparse._network)
     reasons: dict[str, str] = {}
     parts: list[np.ndarray] = []
     macs: list[np.ndarray] = []
     for first in range(0, len(pictures.paths), batch):
         numbers = range(len(pictures.paths))[first : first + batch]
-        pixels, bad = _read(pictures, numbers, cut)
+        pixels, bad = _read(pictures, numbers, cut, skip_bad=skip_bad)
         reasons |= bad
-        if bad and not skip_bad:
-            raise BadPicturesError({str(pictures.root / path): why for path, why in bad.items()}, len(pictures.paths))
         if pixels:
             images = torch.from_numpy(np.stack(list(pixels.values()))).to(device)
             features, spent = _features(sparse, images, torch.tensor(list(pixels), device=device), batch)
@@ -218,13 +216,25 @@ def _check_channels(network: DeepViT) -> None:
         )
 
 
-def _apply(model: Any, plugin: str, learned: Path | None, pictures: Pictures, cut: dict[str, Any]) -> SparseModel:
-    """Apply a strategy to a model; with schedule=auto on some of the pictures, without labels."""
+def _apply(
+    model: Any, plugin: str, learned: Path | None, pictures: Pictures, cut: dict[str, Any], *, skip_bad: bool
+) -> SparseModel:
+    """Apply a strategy to a model; with schedule=auto on some of the pictures, without labels.
+
+    Raises:
+        UserError: the strategy does not fit the model, or the pictures for the schedule cannot be read.
+    """
     _, budget, _ = strategy_of(plugin, {})
     if budget is None or budget.schedule != AUTO:
         return apply(model, plugin, learned=learned)
     order = seeds.generator("schedule", "features").permutation(len(pictures.paths))[:MANY]
-    pixels, _ = _read(pictures, sorted(order.tolist()), cut)
+    pixels, bad = _read(pictures, sorted(order.tolist()), cut, skip_bad=skip_bad)
+    if not pixels:
+        raise UserError(
+            "no picture on which to choose the schedule can be read",
+            got=f"{len(bad):,} pictures of {pictures.root}, all unreadable",
+            next_step="repair the pictures, or give another schedule than auto",
+        )
     with apply(model, DENSE) as dense:
         network = dense._network
         _check_channels(network)
@@ -234,9 +244,13 @@ def _apply(model: Any, plugin: str, learned: Path | None, pictures: Pictures, cu
 
 
 def _read(
-    pictures: Pictures, numbers: Sequence[int], cut: dict[str, Any]
+    pictures: Pictures, numbers: Sequence[int], cut: dict[str, Any], *, skip_bad: bool
 ) -> tuple[dict[int, np.ndarray], dict[str, str]]:
-    """Read pictures by their numbers; return their (3, side, side) uint8 pixels, and why others cannot be read."""
+    """Read pictures by their numbers; return their (3, side, side) uint8 pixels, and why others cannot be read.
+
+    Raises:
+        BadPicturesError: some cannot be read, without `skip_bad`.
+    """
     ways = {key: value for key, value in cut.items() if key != "canvas"}
 
     def pixels_of(number: int) -> np.ndarray:
@@ -244,7 +258,11 @@ def _read(
         return cut_out(rgb, cut["canvas"], **ways).transpose(2, 0, 1)
 
     good, bad = in_threads(pixels_of, numbers, lambda: None)
-    return good, {pictures.paths[number]: next(iter(error.reasons.values())) for number, error in bad.items()}
+    reasons = {pictures.paths[number]: next(iter(error.reasons.values())) for number, error in bad.items()}
+    if reasons and not skip_bad:
+        in_full = {str(pictures.root / path): reason for path, reason in reasons.items()}
+        raise BadPicturesError(in_full, len(pictures.paths))
+    return good, reasons
 
 
 @torch.no_grad()

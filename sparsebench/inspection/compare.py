@@ -43,7 +43,7 @@ from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AUTO
 from sparsebench.tasks.base import relevant
-from sparsebench.training.evaluation import Choice, evaluate
+from sparsebench.training.evaluation import Choice, evaluate, features
 from sparsebench.training.fit import calibrate
 from sparsebench.training.schedules import outputs_in_test
 
@@ -206,9 +206,11 @@ def _outcome(job: Job, strategy: Strategy, prepared: Prepared, context: Context,
             fit_on(prepared, actor, {})
         if strategy.adaptive and len(prepared.train.labels):
             calibrate(network, actor, prepared.train)
-        choices = evaluate(network, actor, prepared.test, prepared.recipe, choices=True).choices[1:]
-        features = np.empty(0) if head else outputs_in_test(network, actor, prepared.test, prepared.test.items)
-        return _Outcome(choices, features)
+        if head:
+            tested = evaluate(network, actor, prepared.test, prepared.recipe, choices=True)
+            return _Outcome(tested.choices[1:], np.empty(0))
+        passed = features(network, actor, prepared.test, choices=True)
+        return _Outcome(passed.choices[1:], passed.outputs.astype(np.float64))
     except (Exception, SystemExit) as error:  # a user's strategy may raise anything
         raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
 

@@ -33,6 +33,7 @@ from sparsebench.models.attention import (
 )
 from sparsebench.models.timm_parts import (
     POOLS,
+    ClassAndMean,
     ConvStem,
     Rotations,
     branch_input,
@@ -203,6 +204,8 @@ class DeepViT:
             vit.attn_pool, vit.global_pool = None, "avg"
             if hasattr(vit, "pool_include_prefix"):
                 vit.pool_include_prefix = False
+            if isinstance(vit, ClassAndMean):
+                vit.pools_class = False
 
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:

@@ -353,7 +353,7 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
         return attention_pool(vit.attn_pool, pooled, sizes)
     plain, equal = vit.pool(x), (sizes == sizes[:, :1]).all()
     result = (pooled * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
-    if isinstance(vit, ClassAndMean):
+    if isinstance(vit, ClassAndMean) and vit.pools_class:
         result = torch.cat([x[:, 0], result], dim=1)
     if vit.global_pool != "avg":
         result = 0.5 * (result + pooled.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
@@ -365,7 +365,12 @@ class ClassAndMean(VisionTransformer):
 
     DINOv2's linear classifiers read both (Oquab et al. 2023, "DINOv2: Learning Robust Visual Features without
     Supervision"). The arguments are those of timm's VisionTransformer, with a class token.
+
+    Attributes:
+        pools_class: whether the class token is read; otherwise the network pools the mean of the patches alone.
     """
+
+    pools_class = True
 
     def __init__(self, *, num_classes: int = 0, **more: Any):
         super().__init__(global_pool="avg", fc_norm=False, num_classes=0, **more)
@@ -380,8 +385,9 @@ class ClassAndMean(VisionTransformer):
             self.head = nn.Linear(self.num_features, num_classes).to(self.cls_token)
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """Return (B, 2 C): the class token, and the mean of the patches."""
-        return torch.cat([x[:, 0], super().pool(x, pool_type)], dim=1)
+        """Return (B, 2 C): the class token, and the mean of the patches; without `pools_class` this mean, (B, C)."""
+        mean = super().pool(x, pool_type)
+        return torch.cat([x[:, 0], mean], dim=1) if self.pools_class else mean
 
 
 def includes_prefix(vit: Any) -> bool:

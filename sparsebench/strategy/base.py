@@ -164,6 +164,7 @@ class Strategy(BaseModel):
             a negative number counts from the end, -1 is the last block. None: they do not come back. Only for tokens
             that are dropped.
         added: parameters that older records lack; they are part of a result only if they differ from their defaults.
+            Those of the bases count too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

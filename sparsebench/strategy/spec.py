@@ -27,9 +27,12 @@ _VALUELESS = re.compile(r"[\w-]+:\w+")
 
 
 def unused_parameters(instance: BaseModel) -> set[str]:
-    """Return the parameters in the class's `added`, which older records lack, that have their default values."""
-    fields, added = type(instance).model_fields, getattr(instance, "added", ())
-    return {name for name in added if getattr(instance, name) == fields[name].default}
+    """Return the parameters that older records lack, in `added` of the class and its bases, at their default values."""
+    fields = type(instance).model_fields
+    added: set[str] = set()
+    for cls in type(instance).__mro__:
+        added.update(vars(cls).get("added", ()))
+    return {name for name in added & fields.keys() if getattr(instance, name) == fields[name].default}
 
 
 @dataclass(frozen=True)

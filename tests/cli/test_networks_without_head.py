@@ -111,6 +111,18 @@ def test_features_do_not_depend_on_the_batch(plugin: str, place: Path, tmp_path:
     assert abouts[0] == abouts[1] and abouts[0]["macs_ratio"] < 1
 
 
+@pytest.mark.parametrize("more", [(), ("--skip-bad",)])
+def test_a_schedule_is_not_chosen_on_unreadable_pictures(more: tuple[str, ...], place: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn" / "dog").mkdir(parents=True)
+    for name in ("a.png", "b.jpg"):
+        (tmp_path / "torn" / "dog" / name).write_bytes(b"\x89 no picture")
+    given = ["--images", tmp_path / "torn", "--plugin", "tome:macs=0.7,schedule=auto", "--device", "cpu"]
+    refused = call("features", MODEL, *weights(place), *given, *more, "-o", tmp_path / "a.npz")
+    assert refused.exit_code in (1, 2) and "Traceback" not in refused.output
+    assert "can be read" in refused.output if more else "2 of 2 pictures cannot be read" in refused.output
+    assert not (tmp_path / "a.npz").exists()
+
+
 def test_pictures_in_no_class_folder_have_no_label(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     (folder / "ant").mkdir(parents=True)
@@ -124,6 +136,7 @@ def test_pictures_in_no_class_folder_have_no_label(place: Path, tmp_path: Path) 
     done = call(*words, "-o", tmp_path / "a.npz", "--skip-bad")
     assert done.exit_code == 0 and "left out: ant/1.png" in done.output, done.output
     with np.load(tmp_path / "a.npz") as arrays:
+        assert set(arrays) == {"features", "paths", "about", "labels", "classes"}
         assert arrays["paths"].tolist() == ["ant/0.png", "loose.png"] and arrays["labels"].tolist() == [0, -1]
         np.testing.assert_allclose(arrays["features"][0], arrays["features"][1], atol=1e-5)
     (folder / "ant" / "1.png").unlink()

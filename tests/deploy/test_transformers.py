@@ -14,6 +14,7 @@ from transformers_kinds import KINDS, folder_of, model_of, transformers
 import sparsebench
 from sparsebench.deploy.apply import timm_model
 from sparsebench.errors import UserError
+from sparsebench.models.deep import DeepViT
 from sparsebench.models.transformers_families import CLASSES
 
 NEAR = 1e-5
@@ -73,6 +74,24 @@ def test_the_tokens_that_remain_are_the_last_hidden_state(kind):
     others = [name for name in fields_of(output) if name != "last_hidden_state"]
     assert others and all(output[name].shape == dense[name].shape for name in others)
     assert all(not torch.allclose(output[name], dense[name]) for name in others)
+
+
+@pytest.mark.parametrize("kind", ["DINOv2 with 6 classes, SwiGLU", "DINOv2, registers, 7 classes"])
+@torch.no_grad()
+def test_features_of_a_probe_are_the_mean_of_the_patches_without_the_class_token(kind, tmp_path):
+    model = model_of(kind)
+    x = pixels_for(model)
+    backbone = model.dinov2 if hasattr(model, "dinov2") else model.dinov2_with_registers
+    hidden = backbone(pixel_values=x).last_hidden_state
+    network = DeepViT(timm_model(f"hf:{folder_of(model, tmp_path / 'model')}", None))
+    network.drop_head("patches")
+    features = network.module(x)
+    assert features.shape == (2, 32)
+    assert (features - hidden[:, -16:].mean(dim=1)).abs().max() <= NEAR
+    with sparsebench.apply(network.module, "tome:macs=0.7") as sparse:
+        tokens, sizes = sparse.forward_features(x), sparse._last.sizes[:, :, None]
+        mean = (tokens[:, -sizes.shape[1] :] * sizes).sum(dim=1) / 16
+        assert (sparse(x) - mean).abs().max() <= NEAR
 
 
 @pytest.mark.parametrize("kind", ["ViT", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"])

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
 from sparsebench.records import store, table
 from sparsebench.records.record import Cell, Failure, Metric, Outcomes, Part, Record, bytes_of, canonical, numbers_of
+from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Composite
 
@@ -60,6 +61,23 @@ def test_a_part_spells_out_all_parameters_but_added_ones_that_are_not_used():
         part = Part.of(Composite(**{key: value}))
         assert part.params == Part.of(Composite()).params | {key: value}
         assert Composite(**part.params) == Composite(**{key: value})
+
+
+def test_parameters_that_a_class_adds_leave_those_that_its_bases_added():
+    class Base(Strategy):
+        name: ClassVar[str] = "adding"
+        added: ClassVar[frozenset[str]] = frozenset({"late"})
+        early: int = 1
+        late: int = 2
+
+    class Mine(Base):
+        added: ClassVar[frozenset[str]] = frozenset({"latest"})
+        latest: float = 3.0
+
+    usual = {"disposal": "drop", "early": 1}
+    assert Part.of(Mine()).params == usual
+    assert Part.of(Mine(late=5)).params == usual | {"late": 5}
+    assert Part.of(Mine(latest=1, returns=-1)).params == usual | {"latest": 1.0, "returns": -1}
 
 
 VALUES = st.recursive(
