@@ -113,7 +113,7 @@ def _same_dense(first: pd.DataFrame, second: pd.DataFrame) -> bool:
     for cell_id in common:
         rows = [frame.loc[cell_id] for frame in by_cell]
         labels = [numbers_of(row[LABELS], row[ITEMS]) for row in rows]
-        if not np.array_equal(*labels):
+        if not np.array_equal(labels[0], labels[1]):
             return False
         for row, truth, of_frame in zip(rows, labels, hits, strict=True):
             of_frame.append(numbers_of(row[PREDICTIONS], row[ITEMS]) == truth)

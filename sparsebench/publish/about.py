@@ -115,7 +115,7 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is too large", allowed=f"{MOST_BYTES} bytes")
-        values = tomllib.loads(path.readtext_of("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read", got=reason_of(error), next_step="give a TOML file") from error
     about_of(values, str(path))
