@@ -177,6 +177,10 @@ def execute(
     if others and (rows["network"] != "").any():
         names = few(sorted(others), width=60)
         log.warning("%s also has results of other weights, %s: `sparsebench leaderboard` averages them too", out, names)
+    absent = sorted(set(stored["strategy"].astype(str)) - set(rows["strategy"].astype(str)))
+    if absent:
+        names = few(absent, 5, 60)
+        log.warning("%s also has results of %s: `sparsebench leaderboard %s` shows them", out, names, out)
     records = rows[rows["cell_id"].isin([job.cell.id for job in plan.jobs])]
     board = board_of(rows, opened)
     publish(board, out)

@@ -94,6 +94,19 @@ def test_a_repeated_run_computes_nothing_and_returns_the_same_leaderboard(
     assert_frame_equal(again, table, check_exact=True)
 
 
+def test_a_run_names_what_the_folder_has_beyond_its_board(
+    finished: tuple[Path, pd.DataFrame, list[Record]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    options: dict[str, Any] = {"suite": TINY, "n_train": (4,), "seeds": 2, "out": str(out), "jobs": 0}
+    table = sparsebench.run((GOOD,), **options)
+    assert "attn_topk" not in set(table["strategy"])
+    assert "also has results of attn_topk" in caplog.text
+    caplog.clear()
+    sparsebench.run(("attn_topk:keep_rate=0.5", GOOD), **options)
+    assert "also has results" not in caplog.text
+
+
 POWER = 2.0
 
 OPTIONS: dict[str, Any] = {

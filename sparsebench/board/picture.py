@@ -87,7 +87,13 @@ def quantities(board: Board) -> list[str]:
     return [quantity for quantity in WHAT if COLUMN[quantity] in rows] or [ACCURACY]
 
 
-def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+def draw(
+    board: Board,
+    quantity: str = ACCURACY,
+    strategies: Sequence[str] = (),
+    width: str = "two",
+    title: str | None = None,
+) -> Figure:
     """Return one of the pictures of a board.
 
     Args:
@@ -96,6 +102,8 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
         strategies: strategies that curves name, or that are drawn as dots beside dense. If empty, the best are named,
             or all dots are drawn.
         width: one of `style.COLUMNS`.
+        title: text above the picture; None for a description of data and networks in two columns, and none in one
+            column, where the caption of a paper has it.
 
     Raises:
         UserError: the quantity was not measured, or a strategy is not in the picture.
@@ -106,6 +114,8 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     rows = board.judged.rows
     comparison = board.judged.parts.get(column.part)
     words = "" if comparison is None else about(comparison)
+    if title is not None or width == "one":
+        words = title or ""
     ranking = board.judged.over_budgets
     if ranking is not None and ranking.curves is not None:
         over_budgets = None
@@ -121,11 +131,13 @@ def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (),
     values = _values(rows, column)
     if quantity != SAMPLES:
         values[["value", "low", "high"]] *= 100
-    title, unit = DOTS[quantity]
+    quantity_title, unit = DOTS[quantity]
     budgets = values.loc[values["strategy"] != DENSE, "budget"].unique()
     budget = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
-    title = " ".join(filter(None, (title, budget, words)))
-    return dots(values, title, unit, strategies, width, samples=quantity == SAMPLES)
+    header = title
+    if header is None:
+        header = " ".join(filter(None, (quantity_title, budget, words))) if width == "two" else ""
+    return dots(values, header, unit, strategies, width, samples=quantity == SAMPLES)
 
 
 def _accuracy_curves(

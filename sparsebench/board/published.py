@@ -43,7 +43,7 @@ from sparsebench.board.judge import RANDOM_TOKENS
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
 from sparsebench.board.tables import legend_of, render, with_values
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, is_address, plain
 from sparsebench.files import content_or_none, with_lf, write_whole
 from sparsebench.records import store
 from sparsebench.records.manifests import MANIFEST
@@ -269,7 +269,7 @@ def _same(content: bytes | None, expected: bytes | None) -> bool:
     return bool(second.std() > 0 and np.corrcoef(first, second)[0, 1] >= LEAST_CORRELATION)
 
 
-def page(board: Board, docs: str = "") -> bytes:
+def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes:
     """Return the HTML page of a board as UTF-8; the same board gives the same bytes on each machine.
 
     All texts of the board are escaped.
@@ -277,9 +277,16 @@ def page(board: Board, docs: str = "") -> bytes:
     Args:
         board: the board.
         docs: address of the documentation's site, relative to the page; "" for no links.
+        title: title of the page; "" for that of all boards.
+        link: address below the title, such as that of a paper; "" for none.
+
+    Raises:
+        UserError: the link is not an address.
     """
     package = resources.files(__package__)
     *scripts, sheet = (Markup(package.joinpath(name).read_text("utf-8")) for name in (*SCRIPTS, STYLE))
+    if link and not is_address(link):
+        raise UserError("--link", got=f"'{plain(link, 80)}'", allowed="an address https://HOST/PATH")
     policy = "; ".join(
         [  # nothing from outside; inline only code with these hashes
             "default-src 'none'",
@@ -301,6 +308,8 @@ def page(board: Board, docs: str = "") -> bytes:
         scripts=scripts,
         board=board,
         docs=docs,
+        title=plain(title, 200),
+        link=link,
         keys=keys | set(rows["kind"]),
         data=Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPED)),
         first=[(ranking.comparison.title, views.best(ranking)) for ranking in opening],

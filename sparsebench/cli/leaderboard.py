@@ -71,6 +71,13 @@ MOST_CONTRADICTIONS = 5
     help="Width of the picture: one or two columns of a paper.  [default: two]",
 )
 @click.option(
+    "--title",
+    metavar="TEXT",
+    help="Title of the picture or the page; '' for a picture without one.  [a page: the usual one; a picture: data and "
+    "networks, or none in one column]",
+)
+@click.option("--link", metavar="ADDRESS", help="Address below the title of the page, such as that of a paper.")
+@click.option(
     "--speed",
     type=PATH,
     metavar="FOLDER",
@@ -90,6 +97,8 @@ def leaderboard(
     quantity: str | None,
     strategies: str | None,
     columns_of_paper: str | None,
+    title: str | None,
+    link: str | None,
     speed: Path | None,
     choice: Choice,
     notes: bool,
@@ -101,13 +110,12 @@ def leaderboard(
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
     names = _names(strategies or "")
-    if picture is None:
-        _refuse({"--of": quantity, "--width": columns_of_paper}, "a picture", next_step="add --picture FILE.png")
+    _refuse_beside(form, picture, title, link, {"--of": quantity, "--width": columns_of_paper})
     if view != "paper":
         _refuse({"--speed": speed}, "the table of a paper", next_step="add --view paper")
     _refuse_for_submissions(folder, check, update, view)
     if picture is not None:
-        _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two")
+        _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two", title)
         return
     if check or update:
         if names:
@@ -121,7 +129,7 @@ def leaderboard(
     if form == HTML:
         from sparsebench.board.published import page
 
-        content = page(_board(folder))
+        content = page(_board(folder), title=title or "", link=link or "")
     else:
         technical = notes or output is not None
         content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
@@ -137,6 +145,18 @@ def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
     for name, value in options.items():
         if value:
             raise UserError(f"{name} needs {needed}", **hints)
+
+
+def _refuse_beside(
+    form: str, picture: Path | None, title: str | None, link: str | None, of_pictures: Mapping[str, object]
+) -> None:
+    """Raise UserError if a title, a link, or an option of pictures is given, and neither a page nor a picture is."""
+    if picture is None:
+        _refuse(of_pictures, "a picture", next_step="add --picture FILE.png")
+    if form != HTML or picture is not None:
+        _refuse({"--link": link}, "a page", next_step="add --format html -o FILE.html")
+    if form != HTML and picture is None:
+        _refuse({"--title": title}, "a page or a picture", next_step="add --format html or --picture FILE.png")
 
 
 def _refuse_for_submissions(folder: Path, check: bool, update: bool, view: str) -> None:
@@ -167,15 +187,17 @@ def _board(folder: Path) -> Board:
     return collect(folder).board() if is_collection(folder) else gather(folder, badges(folder))
 
 
-def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str) -> None:
+def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str, title: str | None) -> None:
     from sparsebench.board import picture, relevance
 
     form = style.form_of("--picture", file)
     board = _board(folder)
     if quantity == relevance.QUANTITY:
+        if title is not None:
+            raise UserError(f"--of {quantity} has a title of its own for each task", next_step="leave --title out")
         figure = relevance.draw(board, strategies, width)
     else:
-        figure = picture.draw(board, quantity, strategies, width)
+        figure = picture.draw(board, quantity, strategies, width, title)
     write_whole(file, style.content(figure, form))
     click.echo(f"written: {file}", err=True)
 

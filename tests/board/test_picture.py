@@ -244,9 +244,32 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_pa
     assert gap.startswith(b"%PDF") and b"/MediaBox [ 0 0 234 " in gap
 
 
+def test_one_column_has_no_header_and_a_title_replaces_it(few: Path, tmp_path: Path) -> None:
+    """The caption of a paper describes data and networks, so a picture of one column does not."""
+    for name, *words in (("one", "--width", "one"), ("mine", "--title", "Some <b>title</b>"), ("none", "--title", "")):
+        code, output = call(few, "--picture", tmp_path / f"{name}.svg", *words)
+        assert code == 0, output
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    assert not any("depth 5" in text for text in texts.values())
+    assert "Some &lt;b&gt;title" in texts["mine"] and "Some" not in texts["none"]
+
+
+def test_a_page_has_a_title_and_a_link(few: Path, tmp_path: Path) -> None:
+    file, link = tmp_path / "page.html", "https://paper.example/a_b?c=d"
+    code, output = call(few, "--format", "html", "-o", file, "--title", "<i>Mine</i>", "--link", link)
+    page = file.read_text(encoding="utf-8")
+    assert code == 0, output
+    assert "&lt;i&gt;Mine&lt;/i&gt;</h1>" in page and "<i>Mine" not in page and f'href="{link}"' in page
+    for address in ("javascript:alert(1)", 'https://a.example/"x', "ftp://a.example"):
+        code, output = call(few, "--format", "html", "-o", tmp_path / "no.html", "--link", address)
+        assert code == 2 and "--link" in output and not (tmp_path / "no.html").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (["--title", "x"], "--picture"),
+        (["--link", "https://a.example"], "html"),
         (["--picture", "board.jpg"], "board.jpg"),
         (["--picture", "board.png", "--strategies", "tomee"], "did you mean 'tome'"),
         (["--width", "one"], "--picture"),
