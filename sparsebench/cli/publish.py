@@ -185,11 +185,12 @@ def submit(
     The submission has the records of the strategy and of the baselines, with outcomes, the strategy's file, the machine
     and the suite, and who submits. In a terminal the command asks for what neither options nor the file say. The
     submission names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
-    TO/<strategy>/<version> and prints the git commands that publish it. It refuses a strategy without any result.
+    TO/<strategy>/<version> and prints the git commands that publish it, for the remotes of the clone. It refuses a
+    strategy without any result.
 
     Cells of a task or model in another plugin file than the strategy's cannot be replayed from a submission.
     """
-    from sparsebench.publish.submission import git_steps
+    from sparsebench.publish.clone import git_steps
     from sparsebench.publish.submission import submit as write_submission
 
     who = _about(about, {name: value for name, value in fields.items() if value})

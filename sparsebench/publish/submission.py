@@ -18,7 +18,6 @@ import base64
 import math
 import os
 import secrets
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -436,18 +435,6 @@ def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Pat
         return max(complete or suites, key=lambda suite: len(suite.settings))
     hashes = {setting for suite in full for setting in suite.settings}
     return SuiteEntry(name=manifests.OWN, version=1, settings=tuple(sorted(hashes)))
-
-
-def git_steps(verdict: Verdict) -> str:
-    """Return the commands that publish a submission from a clone of the repository."""
-    about = f"{verdict.strategy}-{verdict.version}"
-    return (
-        f"git switch -c submit-{about}\n"
-        f"git add {shlex.quote(verdict.folder)}\n"
-        f'git commit -m "Records of {verdict.strategy}{f" for suite {verdict.suite}" if verdict.suite else ""}"\n'
-        f"git push -u origin submit-{about}\n"
-        "then open a pull request, which runs the same checks"
-    )
 
 
 def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:

@@ -15,7 +15,8 @@ from forge import PLUGIN, Change, put
 
 from sparsebench import api
 from sparsebench.errors import UserError
-from sparsebench.publish.submission import RECORDS, git_steps, manifest_of, submit, verify
+from sparsebench.publish.clone import git_steps
+from sparsebench.publish.submission import RECORDS, manifest_of, submit, verify
 from sparsebench.records import manifests, store, table
 from sparsebench.records.manifests import MANIFEST
 from sparsebench.records.record import Cell, Record, canonical

@@ -1,0 +1,77 @@
+"""The git commands that publish a submission from a clone: they know the clone's remotes, its fork among them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from sparsebench.publish.submission import Verdict
+
+ADDRESS = re.compile(
+    r"(?:https?://|ssh://|git://)?(?:[^@/\s]+@)?(?P<host>[\w.-]+\.[a-z]+)(?::\d+)?[:/]"
+    r"(?P<owner>[\w.-]+)/(?P<name>[\w.-]+?)(?:\.git)?/?"
+)
+"""The address of a repository as remotes have it. A user or token before the host is left out."""
+
+
+class Repository(NamedTuple):
+    """A repository on a server."""
+
+    host: str
+    owner: str
+    name: str
+
+    @property
+    def page(self) -> str:
+        """Its page."""
+        return f"https://{self.host}/{self.owner}/{self.name}"
+
+
+def git_steps(verdict: Verdict) -> str:
+    """Return the commands that publish a submission, and where the pull request is opened.
+
+    With remotes `upstream` and `origin`, origin is the fork. With origin alone nothing says whether it is a fork, so
+    the commands for both are given.
+    """
+    branch = f"submit-{verdict.strategy}-{verdict.version}"
+    suite = f" for suite {verdict.suite}" if verdict.suite else ""
+    lines = [
+        f"git switch -c {branch}",
+        f"git add {shlex.quote(verdict.folder)}",
+        f"git commit -m {shlex.quote(f'Records of {verdict.strategy}{suite}')}",
+    ]
+    remotes = remotes_of(Path(verdict.folder))
+    origin, upstream = remotes.get("origin"), remotes.get("upstream")
+    if origin and upstream:
+        head = f"{origin.owner}:{branch}"
+        lines.append(f"git push -u origin {branch}")
+        lines.append(f"then open a pull request, which runs the same checks: {upstream.page}/compare/{head}?expand=1")
+    elif origin:
+        lines.append(f"git push -u origin {branch}")
+        lines.append(f"then open a pull request, which runs the same checks: {origin.page}/pull/new/{branch}")
+        lines.append(f"if you may not push to {origin.page}, fork it and push to your fork:")
+        lines.append(f"git remote add fork https://{origin.host}/YOUR-NAME/{origin.name}.git")
+        lines.append(f"git push -u fork {branch}")
+    else:
+        lines.append(f"git push -u origin {branch}")
+        lines.append("in a clone of your fork; then open a pull request, which runs the same checks")
+    return "\n".join(lines)
+
+
+def remotes_of(folder: Path) -> dict[str, Repository]:
+    """Return the remotes of the clone that has a folder, by name; {} outside a clone or without git."""
+    command = ["git", "-C", str(folder), "remote", "--verbose"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    remotes: dict[str, Repository] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("\t")
+        match = ADDRESS.fullmatch(rest.partition(" ")[0])
+        if match is not None:
+            remotes.setdefault(name, Repository(match["host"], match["owner"], match["name"]))
+    return remotes
