@@ -53,7 +53,7 @@ COMMANDS = {
     "Publish and share": {
         "submit": "sparsebench submit results --strategy my_strategy",
         "verify": "sparsebench verify leaderboard/submissions",
-        "withdraw": "sparsebench withdraw leaderboard/submissions/my_strategy/quick-3-1 --reason 'A wrong seed.'",
+        "withdraw": "sparsebench withdraw leaderboard/submissions/my_strategy/quick-3-1 --reason outdated",
         "merge": "sparsebench merge results-1 results-2 --out results",
         "export": "sparsebench export results --format csv -o records.csv",
         "observe": "sparsebench observe results tensorboard:dir=events",
