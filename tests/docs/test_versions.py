@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from pages import ROOT
 
-EXTRAS = ("tensorboard", "mlflow", "cluster", "export")
+EXTRAS = ("tensorboard", "mlflow", "cluster", "export", "transformers")
 
 
 def test_each_dependency_has_the_lowest_version_that_is_tried() -> None:

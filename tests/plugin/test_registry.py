@@ -274,7 +274,11 @@ def test_an_entry_point_that_names_no_module_costs_only_itself(
     assert set(registry.broken) == {"ghost"} and "names no module" in registry.broken["ghost"]
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    for words, code in ((["list"], 0), (["run", "ghost", "--suite", "smoke", "--dry-run"], 2), (["show", "ghost"], 2)):
+    for words, code in (
+        (["list", "--json"], 0),
+        (["run", "ghost", "--suite", "smoke", "--dry-run"], 2),
+        (["show", "ghost"], 2),
+    ):
         done = CliRunner().invoke(main, words)
         assert done.exit_code == code, done.output
         assert "names no module" in done.stdout + done.stderr and "Traceback" not in done.stderr
