@@ -153,28 +153,41 @@ def _add_legend(axes: Sequence[Axes]) -> None:
 
 
 def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
-    """Draw the chart of one task."""
+    """Draw the chart of one task. Numbers that lie beyond those tried are drawn at the edges."""
     smallest, largest = points.limits
     bottom, top = smallest / MARGIN, largest * MARGIN
+
+    def within(values: pd.Series) -> pd.Series:
+        return values.replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
+
     use_logarithm(axis, "y")
     axis.set_ylim(bottom / MARGIN, top * MARGIN)
     rows = points.rows
-    value = rows["value"].replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
-    low, high = (
-        rows[end].fillna(rows["value"]).replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
-        for end in ("low", "high")
-    )
+    share = rows["relevant"]
+    value = within(rows["value"])
+    # A point without an interval has a bar of no length.
+    low = within(rows["low"].fillna(rows["value"]))
+    high = within(rows["high"].fillna(rows["value"]))
+    is_above = np.isinf(rows["value"])
+    is_below = rows["value"] == BELOW
     kinds = rows["kind"].mask(rows["strategy"] == DENSE, DENSE)
     for kind, (words, color, marker) in {**LOOK_OF_KIND, DENSE: (DENSE, style.BLACK, "D")}.items():
         of_kind = kinds == kind
         if not of_kind.any():
             continue
-        axis.vlines(rows["relevant"][of_kind], low[of_kind], high[of_kind], color=color, linewidth=0.8, alpha=0.6)
+        axis.vlines(share[of_kind], low[of_kind], high[of_kind], color=color, linewidth=0.8, alpha=0.6)
         axis.plot([], [], marker, color=color, label=words)  # for the legend, also if all points lie beyond
-        inside = of_kind & np.isfinite(rows["value"]) & (rows["value"] > BELOW)
-        axis.plot(rows["relevant"][inside], value[inside], marker, color=color)
-        for beyond, shape in ((of_kind & np.isinf(rows["value"]), "^"), (of_kind & (rows["value"] == BELOW), "v")):
-            axis.plot(rows["relevant"][beyond], value[beyond], shape, color=color, mfc="white")
+        inside = of_kind & ~is_above & ~is_below
+        above, below = of_kind & is_above, of_kind & is_below
+        axis.plot(share[inside], value[inside], marker, color=color)
+        axis.plot(share[above], value[above], "^", color=color, mfc="white")
+        axis.plot(share[below], value[below], "v", color=color, mfc="white")
+    _set_texts(axis, points, value, named)
+
+
+def _set_texts(axis: Axes, points: Points, value: pd.Series, named: Sequence[str]) -> None:
+    """Write the names of some points at their heights `value`, the title with the correlation, and the labels."""
+    rows = points.rows
     for entry in rows.index[rows["strategy"].isin(named)]:
         axis.annotate(
             plain(str(rows.loc[entry, "strategy"])),

@@ -8,7 +8,7 @@ strategies then have a table of their own, with differences to its own dense net
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -154,19 +154,11 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
     environments: dict[str, Mapping[str, str]] = {}
     seen: set[str] = set()
     for (part, frame), words in zip(parts, names, strict=True):
-        is_own = frame["strategy_name"].astype(str) == part.strategy
-        if part.strategy:
-            frame = frame[is_own | ~frame["cell_id"].astype(str).isin(seen)]
-            is_own = is_own.loc[frame.index]
-        labels = frame["strategy"].astype(str)
-        if words:
-            labels = labels.where(~is_own, labels + f" by {words}")
-        # Columns of categories would be lost where tables are joined.
-        frame = frame.assign(strategy=labels)
-        frame = frame.astype({name: object for name, kind in frame.dtypes.items() if kind == "category"})
+        frame = _records_of(part, frame, words, seen)
         frames.append(frame)
         seen |= set(frame["cell_id"].astype(str))
-        own_labels = set(labels[is_own] if part.strategy else labels)
+        is_own = frame["strategy_name"].astype(str) == part.strategy
+        own_labels = set(frame["strategy"][is_own] if part.strategy else frame["strategy"])
         values |= dict.fromkeys(own_labels, part.values)
         if part.strategy:
             third_party |= own_labels
@@ -187,6 +179,29 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
         papers=papers,
         third_party=frozenset(third_party),
     )
+
+
+def _records_of(part: Part, frame: pd.DataFrame, words: str, seen: Collection[str]) -> pd.DataFrame:
+    """Return the records that a part adds to a board.
+
+    A submission adds those of its strategy, and of other strategies only the cells that no part before it has.
+
+    Args:
+        part: the part.
+        frame: its records.
+        words: follow the names of its strategy, if any.
+        seen: the cells of the parts before it.
+    """
+    if part.strategy:
+        is_own = frame["strategy_name"].astype(str) == part.strategy
+        frame = frame[is_own | ~frame["cell_id"].astype(str).isin(seen)]
+    is_own = frame["strategy_name"].astype(str) == part.strategy
+    labels = frame["strategy"].astype(str)
+    if words:
+        labels = labels.where(~is_own, labels + f" by {words}")
+    frame = frame.assign(strategy=labels)
+    # Columns of categories would be lost where tables are joined.
+    return frame.astype({name: object for name, kind in frame.dtypes.items() if kind == "category"})
 
 
 def _attributes(frames: Sequence[pd.DataFrame]) -> dict[str, object]:

@@ -433,18 +433,15 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
         DivergedError: the weights or features are not finite.
         StrategyError: kept tokens or features depend on labels or masks.
     """
-    network, actor, data = prepared.network, prepared.in_test, prepared.data
+    network, actor = prepared.network, prepared.in_test
     shared = Result()
     shared.schedule = prepared.schedule
     _check_weights_are_finite(prepared)
     _fit(prepared, actor, context, shared)
     _calibrate(shared, prepared)
     n_train, n_test = len(prepared.train.labels), len(prepared.test.labels)
-    usual = first_batch(network, prepared.test)
-    if context.environment.device == "cpu":
-        usual = min(usual, max(1, (n_train + n_test) // BATCHES_OF_PROBE))
     asked = context.environment.execution.batch
-    first = asked or usual
+    first = asked or _first_batch_of_probe(prepared, context.environment.device)
     trust = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name, "probe"
     if actor is not None and trust not in context.trusted:
         check_leaks(network, actor, prepared.test, None, first)
@@ -465,12 +462,26 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
         test = replace(test, seconds=[*train.seconds, *test.seconds])
     _add_passes(shared, prepared, test, asked, first, FEWEST_OF_PROBE)
     _add_note_on_times(shared, context)
+    return _packed(name, prepared.data, train.outputs, test.outputs, shared)
+
+
+def _first_batch_of_probe(prepared: Prepared, device: str) -> int:
+    """Return the batch size to try first for features; on a CPU one with enough batches to time."""
+    usual = first_batch(prepared.network, prepared.test)
+    if device != "cpu":
+        return usual
+    images = len(prepared.train.labels) + len(prepared.test.labels)
+    return min(usual, max(1, images // BATCHES_OF_PROBE))
+
+
+def _packed(name: str, data: Data, train: np.ndarray, test: np.ndarray, shared: Result) -> Probed:
+    """Return (P, C) training and (n, C) test features with the labels and groups of their images."""
     foregrounds = data.test.foregrounds
-    both = rounded(np.concatenate([train.outputs, test.outputs]))
+    both = rounded(np.concatenate([train, test]))
     return Probed(
         name=name,
-        train=both[:n_train],
-        test=both[n_train:],
+        train=both[: len(train)],
+        test=both[len(train) :],
         train_labels=np.asarray(data.train.labels, dtype=np.int64),
         train_groups=np.asarray(data.train.groups, dtype=np.int64),
         test_labels=np.asarray(data.test.labels, dtype=np.int64),
