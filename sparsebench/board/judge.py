@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from sparsebench.board import columns, gaps, probes
+from sparsebench.board import columns, gaps, patches, probes
 from sparsebench.board.columns import ALL_COLUMNS, Column, interval_row
 from sparsebench.board.common import PRETRAINING, Common
 from sparsebench.board.comparison import Comparison, beside_chosen, comparisons_of
@@ -189,7 +189,9 @@ def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str
     for comparison in reversed(group):  # the first of the group is last, so it replaces the others
         if comparison.has_trials:
             parts["sample complexity"] = comparison
-        if comparison.is_probe:
+        if comparison.labels_patches:
+            parts[patches.PART] = comparison
+        elif comparison.is_probe:
             parts[probes.PART] = comparison
         if comparison.has("spurious_gap"):
             parts["spurious gap"] = comparison
@@ -243,6 +245,8 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], target: 
         tables.append(trials)
     if probes.PART in parts:
         tables.append(probes.columns_of(parts[probes.PART], target))
+    if patches.PART in parts:
+        tables.append(patches.columns_of(parts[patches.PART]))
     schedules = _schedules(main.tested)
     if "spurious gap" in parts:
         tables.append(gaps.columns_of(parts["spurious gap"]))
@@ -355,11 +359,13 @@ def _rank(
     for name, delta, references in by_reference:
         _compare(rows, measured.index, all_pairs, may_have_mark, name=name, delta=delta, references=references)
 
+    places_of_random = _places_of_random(measured)
+    random_of = {measured.index[row]: measured.index[random] for row, random in places_of_random.items()}
     if probes.PART in parts:
-        places_of_random = _places_of_random(measured)
-        random_of = {measured.index[row]: measured.index[random] for row, random in places_of_random.items()}
         rows = probes.add_random(rows, parts[probes.PART], random_of)
         rows = probes.add_ranks(rows, unranked)
+    if patches.PART in parts:
+        rows = patches.add_random(rows, parts[patches.PART], random_of)
 
     ranked_places = np.flatnonzero(may_have_rank)
     ranked = measured.index[ranked_places]

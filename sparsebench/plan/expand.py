@@ -24,6 +24,7 @@ from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
 from sparsebench.tasks.groups import LEAST_OF_CLASS
+from sparsebench.tasks.patches import Patches
 from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,10 @@ def variants_of_task(
         if entry.is_probe:
             task, training_pictures = task.for_probe(places, located.files.skip_bad)
             places |= training_pictures
+        elif isinstance(task, Patches):
+            raise UserError(
+                f"task '{task.name}' is for probes, which predict patches", next_step="choose --suite patches or probe"
+            )
         elif not (task.trains or task.reads_head):
             raise UserError(
                 f"task '{task.name}' sets pictures apart for probes only",
@@ -113,7 +118,7 @@ def variants_of_task(
             )
         training = None
         if training_entry is not None:
-            training = _task(entry.name, {**training_params, **pictures}, registry)
+            training = _task(training_entry.name, {**training_params, **pictures}, registry)
         for model in _models(task, training_entry or entry, request, located, registry):
             yield _variant(requested, task, model, training, varied, places, suite, request, registry)
 
@@ -153,7 +158,7 @@ def _variant(
     _check_varied(task, entry, varied)
     sizes = _sizes_of_probe(task, entry, request, places) if entry.is_probe else _sizes(task, entry, request)
     precision = _precision(task, model, entry, request)
-    probe = Probe(pool=max(sizes), pooling=request.pooling) if entry.is_probe else None
+    probe = _probe(task, model, max(sizes), request) if entry.is_probe else None
     cell = dense_cell(task, model, 0, 0, registry).model_copy(
         update={"where": where, "track": entry.track, "precision": precision, "probe": probe}
     )
@@ -410,6 +415,24 @@ def _sizes_of_probe(task: Task, entry: SuiteTask, request: Request, locations: L
             allowed=f"{least} ({LEAST_OF_CLASS} of each class) {limit}",
         )
     return (max(possible),) if request.single else tuple(possible)
+
+
+def _probe(task: Task, model: Model, pool: int, request: Request) -> Probe:
+    """Return how the probe of a task is measured, with this number of training images.
+
+    Raises:
+        UserError: patches are predicted, and the request pools them, or a record does not hold that many.
+    """
+    if not isinstance(task, Patches):
+        return Probe(pool=pool, pooling=request.pooling)
+    if request.pooling != "model":
+        raise UserError(
+            f"task '{task.name}' predicts each patch", got=f"--pooling {request.pooling}", next_step="leave it out"
+        )
+    cost = closed_cost(task, model)
+    if cost is not None:
+        check_items(task, task.test, cost.tokens)
+    return Probe(pool=pool, pooling="none")
 
 
 def _only_tests(task: Task, entry: SuiteTask) -> bool:

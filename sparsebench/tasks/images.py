@@ -313,11 +313,22 @@ class ImageTask(PictureTask):
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         pictures, numbers = self._foregrounds(labels, rng, pool.test if test else pool.train, classes, test=test)
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
-        boxes = paste(canvas, pictures, rng, step)
+        area = self._paste(canvas, pictures, labels, rng, step)
         permutation = self.order()
         if permutation is not None:
             canvas = permute(canvas, self.patch, permutation)
-        return Split(canvas, labels, groups, boxes=boxes, order=permutation, mask=self.mask, foregrounds=numbers)
+        return Split(canvas, labels, groups, order=permutation, mask=self.mask, foregrounds=numbers, **area)
+
+    def _paste(
+        self, canvas: np.ndarray, pictures: np.ndarray, labels: np.ndarray, rng: np.random.Generator, step: int
+    ) -> dict[str, np.ndarray]:
+        """Paste each foreground onto its canvas; return the field of `Split` with the relevant areas.
+
+        Args:
+            canvas, pictures, rng, step: see `paste`.
+            labels: (n,) classes of the foregrounds.
+        """
+        return {"boxes": paste(canvas, pictures, rng, step)}
 
     def _foregrounds(
         self,
