@@ -267,7 +267,7 @@ ALL_COLUMNS = (
         "iou",
         "IoU",
         "percent",
-        "task patches: intersection over union of predicted and true patches, mean over object classes, then over seeds",
+        "intersection over union of predicted and true patches, mean over object classes, then over seeds",
         True,
         "patches",
     ),

@@ -495,7 +495,7 @@ def pictures_of(comparison: Comparison) -> str:
 
 
 def items_of(comparison: Comparison) -> str:
-    """Return what a test consists of: images, patches, or samples of a task without pictures, such as sets of tokens."""
+    """Return what a test consists of: images, patches, or without pictures samples, such as sets of tokens."""
     if comparison.labels_patches:
         return "patches"
     has_images = pictures_of(comparison) or "canvas" in comparison.params[0] or "patch" in comparison.params[1]

@@ -75,7 +75,7 @@ from sparsebench.training.evaluation import (
 )
 from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import Checkpoint, EarlyStopping, Training, Watch
-from sparsebench.training.patches import HEAD_C, Head, chosen_patches, learn_head, predict, read_patches, some
+from sparsebench.training.patches import Head, chosen_patches, learn_head, predict, read_patches, some
 from sparsebench.training.probes import linear_probe, neighbours, rows_of_probe
 from sparsebench.training.steps import Autograd, Samples, Steps
 
@@ -612,7 +612,7 @@ def _head(task: Patches, prepared: Prepared, context: Context, batch: int) -> tu
     rows = rows_of_probe(prepared.data.train.labels, cell.n_train, task.name, cell.repetition)
     labels = patch_labels(segments, prepared.network.grid)
     chosen = chosen_patches(labels, rows, task.name, cell.repetition)
-    note = f"C={HEAD_C:g}, {chosen.sum()} patches of {len(rows)} images"
+    note = f"{chosen.sum()} patches of {len(rows)} images"
     start = None if cell.init is None else cell.init.id
     key = digest([cell.draw, cell.model.model_dump(mode="json"), cell.precision, start, cell.n_train])
     if task.head == "dense" and key in context.heads:

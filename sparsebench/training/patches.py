@@ -1,7 +1,7 @@
 """Probes of patches: a linear head predicts the class of each patch from the token that stands for it at the end.
 
-The head is scikit-learn's logistic regression with C = `HEAD_C`, on features that are standardised by the training
-patches. A patch that is in no token gets the features of another patch, see `on_grid`.
+The head is scikit-learn's logistic regression with C = `STRENGTH` / number of training patches, on features that are
+standardised by these patches. A patch that is in no token gets the features of another patch, see `on_grid`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ Fill = Literal["membership", "nearest"]
 """Where a patch that was not kept gets its features from, see `on_grid`."""
 MOST_PATCHES = 50_000
 """Most patches on which a head is learned."""
-HEAD_C = 0.01
-"""C of the logistic regression."""
+STRENGTH = 50
+"""C of the logistic regression times the number of patches: the mean loss has the same weight for any number of them.
+On a ViT-S/14, 340 images (48,960 patches) and no strategy, 5, 50, 500 and 5,000 gave an intersection over union of
+.336, .344, .323 and .298."""
 ITERATIONS = 1000
 """Most iterations of its solver."""
 LOWEST_LOG = -100.0
@@ -103,7 +105,7 @@ def learn_head(features: np.ndarray, labels: np.ndarray) -> Head:
         )
     x = features.astype(np.float64)
     scaler = StandardScaler().fit(x)
-    model = LogisticRegression(C=HEAD_C, max_iter=ITERATIONS)
+    model = LogisticRegression(C=STRENGTH / len(labels), max_iter=ITERATIONS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(scaler.transform(x), labels)
