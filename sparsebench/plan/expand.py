@@ -117,6 +117,11 @@ def variants_of_task(
                 next_step="leave split and train out, or choose --suite probe",
             )
         training = None
+        if training_entry is not None and isinstance(task, Patches) and task.has_masks:
+            raise UserError(
+                "the networks of the suite learned composites, and none on pictures with masks",
+                next_step="give a network with its weights, as --model timm:NAME --weights FILE",
+            )
         if training_entry is not None:
             training = _task(training_entry.name, {**training_params, **pictures}, registry)
         for model in _models(task, training_entry or entry, request, located, registry):

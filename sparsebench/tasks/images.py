@@ -25,6 +25,7 @@ from sparsebench.tasks.sources.composites import (
 )
 from sparsebench.tasks.sources.files import path_of
 from sparsebench.tasks.sources.known import DIGITS, PHOTOS, SETS, names_for
+from sparsebench.tasks.sources.masks import MASKED
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """From labels (n,), a generator and whether it is the test: returns canvases (n, 3, S, S) uint8 and groups (n,)."""
@@ -152,7 +153,11 @@ class PictureTask(Task):
 
 
 class ImageTask(PictureTask):
-    """A foreground picture on a canvas. By default training starts from pre-trained weights."""
+    """A foreground picture on a canvas. By default training starts from pre-trained weights.
+
+    Attributes:
+        reads_masks: whether its images may be pictures with masks instead.
+    """
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
         "pretrain_epochs",
@@ -162,6 +167,7 @@ class ImageTask(PictureTask):
         "affine",
     }
     added: ClassVar[frozenset[str]] = frozenset({"affine", "pretrain_each"})
+    reads_masks: ClassVar[bool] = False
 
     images: str = Field(DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
     backgrounds: str = Field(PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
@@ -196,6 +202,11 @@ class ImageTask(PictureTask):
                 raise UserError(
                     f"the images of task '{self.name}': {kind} can only be used by task '{kind}'",
                     next_step=f"give other --images, or --task {kind}",
+                )
+            if kind == MASKED and not self.reads_masks:
+                raise UserError(
+                    f"the images of task '{self.name}': pictures with masks can only be used by task 'patches'",
+                    next_step="give other --images, or --suite patches with --weights FILE",
                 )
         moved = self.placement == "anywhere" and not self.permuted
         tiled = not (self.canvas % self.foreground or self.foreground % self.patch)
