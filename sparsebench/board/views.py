@@ -190,7 +190,17 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     tables += _of_probes(judged)
     for ranking in judged.sections:
         tables += _of_section(ranking, judged, whole)
-    return Report(tables, Table(dicts(judged.rows), judged.columns), notes)
+    return Report(tables, _data(judged), notes)
+
+
+def _data(judged: Leaderboard) -> Table:
+    """Return the table for programs. A board with sections names the task of each row."""
+    if not judged.sections:
+        return Table(dicts(judged.rows), judged.columns)
+    rows = dicts(judged.rows)
+    for ranking in judged.sections:
+        rows += dicts(ranking.every)
+    return Table(rows, [*BY_TASK, *judged.columns])
 
 
 def _of_section(ranking: Ranking, judged: Leaderboard, whole: bool) -> list[Table]:
