@@ -94,12 +94,15 @@ class Leaderboard(NamedTuple):
         columns: columns of the rows. In a board over all tasks they name the task that they were taken from.
         by_task: whether tasks and models have separate rows.
         comparisons: all comparisons of the records, also those that are not on the board.
+        sections: rankings of the main task on the same networks with other parameters, such as another share of
+            relevant tokens. A board over all tasks has them below its tables.
     """
 
     rankings: Sequence[Ranking] = ()
     columns: Sequence[Column] = ALL_COLUMNS
     by_task: bool = False
     comparisons: Sequence[Comparison] = ()
+    sections: Sequence[Ranking] = ()
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -140,7 +143,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     frame = frame_of(records)
     kinds = metrics_of(frame)
     comparisons = comparisons_of(frame) if judged is None else judged.comparisons
-    computed = () if judged is None else judged.rankings
+    computed = () if judged is None else (*judged.rankings, *judged.sections)
     target = float(frame.attrs.get(TARGET, 0.0))
     failed_records = frame[~frame["status"].isin(("ok", "unsupported"))]
     with_failures = set(failed_records[["strategy", "budget"]].itertuples(index=False, name=None))
@@ -151,13 +154,17 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
         chosen = _one_of_each_task(comparisons, frame.attrs.get(MAIN, ()))
         groups = [chosen] if chosen else []
 
-    rankings = []
-    for group in groups:
+    def ranking_of(group: Sequence[Comparison]) -> Ranking:
         parts = _parts(group, kinds)
         # Comparisons are equal only if they are the same object, so equal parts have the same records.
         equal = next((ranking for ranking in computed if ranking.parts == parts), None)
-        rankings.append(equal or _rank(parts, kinds, with_failures, target))
+        return equal or _rank(parts, kinds, with_failures, target)
+
+    rankings = [ranking_of(group) for group in groups]
     board = Leaderboard(rankings, ALL_COLUMNS, by is not None, comparisons)
+    if by is None and rankings:
+        sections = _with_other_parameters(rankings[0].comparison, comparisons)
+        board = board._replace(sections=[ranking_of([comparison]) for comparison in sections])
     visible = _visible(board, kinds)
     return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
 
@@ -185,6 +192,18 @@ def _one_of_each_task(comparisons: Sequence[Comparison], mains: Sequence[str]) -
     if len(of_task) > 1:
         of_task.pop(PRETRAINING, None)
     return sorted(of_task.values(), key=place)
+
+
+def _with_other_parameters(main: Comparison, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the other comparisons of a task on the same trained networks, if it tests networks as they are."""
+    if main.track != "frozen":
+        return []
+    others = []
+    for comparison in comparisons:
+        is_same = (comparison.source, comparison.model, comparison.track) == (main.source, main.model, main.track)
+        if comparison is not main and is_same and comparison.networks == main.networks:
+            others.append(comparison)
+    return others
 
 
 def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str, Comparison]:

@@ -213,7 +213,7 @@ def curves(
     if lines is None:
         lines = _lines(rows, over)
     chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over, third_party, lines)
-    looks = _looks(lines, chosen)
+    looks = looks_of(lines, chosen)
     named = [lines[name] for name in looks]
     others = [line for name, line in lines.items() if name not in looks]
     bottom = _bottom(named)
@@ -223,7 +223,7 @@ def curves(
     notes += _notes_on_others(others, bottom)
     if not strategies:
         notes.append(f"In colour: {named_by_default(rows, third_party)}.")
-    notes += _notes_on_references(looks, width)
+    notes += notes_on_references(looks, width)
 
     # Names at the ends of the lines need room.
     high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
@@ -257,13 +257,13 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
     _check(chosen, lines)
     _check_number(chosen)
-    looks = _looks(lines, chosen)
+    looks = looks_of(lines, chosen)
     others = [name for name in lines if name not in looks]
 
     notes = [GAP_IS, "Bars: 95 % intervals."]
     if others:
         notes.append("Grey: all others.")
-    notes += _notes_on_references(looks, width)
+    notes += notes_on_references(looks, width)
     with sheet(width):
         figure = new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
         panels = {"worst_group_accuracy": "accuracy of the worst group, %", "aligned_gap": "spurious gap, points"}
@@ -293,7 +293,7 @@ def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style
         axis.vlines(x, low, high, color=look.color, linewidth=0.8, alpha=0.7)
 
 
-def _looks(available: Collection[str], chosen: Sequence[str]) -> dict[str, style.Series]:
+def looks_of(available: Collection[str], chosen: Sequence[str]) -> dict[str, style.Series]:
     """Return the looks of named lines: first references that are not chosen themselves, then the chosen ones."""
     looks = {name: LOOKS[name] for name in REFERENCES if name in available and name not in chosen}
     for place, name in enumerate(chosen):
@@ -308,7 +308,7 @@ def _notes_on_others(others: Sequence[_Line], bottom: float) -> list[str]:
     return ["Grey: all others."] if others else []
 
 
-def _notes_on_references(looks: Collection[str], width: str) -> list[str]:
+def notes_on_references(looks: Collection[str], width: str) -> list[str]:
     """Return a sentence on each reference that is named, if the picture has room."""
     return [f"{REFERENCES[name]}." for name in REFERENCES if name in looks] if width == "two" else []
 
@@ -321,7 +321,7 @@ def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float) -> None:
     last = min(line.x[-1] for line in named)
     axis.set_xlim(1, last - 0.01 * (1 - last))
     axis.xaxis.set_major_formatter("{x:g}")
-    _fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
+    fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
     axis.set_xlabel("MACs spent, share of dense")
     axis.set_ylabel("accuracy against dense, points")
     axis.grid(axis="y")
@@ -564,7 +564,7 @@ def _bottom(lines: Sequence[_Line]) -> float:
     return min(others, random if random > BELOW * others else 0.0)
 
 
-def _fit(axis: Axes, bottom: float, top: float) -> None:
+def fit(axis: Axes, bottom: float, top: float) -> None:
     """Set the limits of the vertical axis, in points, with ticks that do not overlap."""
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))

@@ -86,9 +86,10 @@ class _Options:
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, or the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens.  [default: accuracy]",
+    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
+    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
+    "their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -209,7 +210,7 @@ def _board(folder: Path) -> Board:
 
 def _draw(options: _Options, file: Path) -> None:
     """Draw the picture of a board into a file."""
-    from sparsebench.board import picture, relevance
+    from sparsebench.board import picture, relevance, shares
 
     quantity = options.quantity or "accuracy"
     width = options.columns_of_paper or "two"
@@ -219,6 +220,8 @@ def _draw(options: _Options, file: Path) -> None:
         if options.title is not None:
             raise UserError(f"--of {quantity} has a title of its own for each task", next_step="leave --title out")
         figure = relevance.draw(board, options.names, width)
+    elif quantity == shares.QUANTITY:
+        figure = shares.draw(board, options.names, width, options.title)
     else:
         figure = picture.draw(board, quantity, options.names, width, options.title)
     write_whole(file, style.content(figure, form))
