@@ -523,5 +523,5 @@ def _check_equal_needs(variants: Iterable[Variant]) -> None:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
                 got=f"{files[first].name} for {min(needs[first])}, {files[name].name} for {min(need_of_file)}",
-                next_step="run each file separately, or set one size for all with the task's parameter canvas",
+                next_step="run each file separately, or set one size for all with --image-size SIDE",
             )
