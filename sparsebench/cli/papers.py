@@ -9,6 +9,7 @@ from typing import Any
 import click
 from tabulate import tabulate
 
+from sparsebench.board import tables
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PICTURES, PLACE, options, output, table
@@ -76,10 +77,17 @@ def reproduce(
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @table
 @click.option("--flagged", is_flag=True, help="Show only rows with flags.")
+@click.option("--order", is_flag=True, help="Show the votes of published orders in place of MACs.")
 @click.option("--file", type=PATH, metavar="FILE.toml", help="List of published numbers. [the list of sparsebench]")
 @output
 def claims(
-    names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None, output: Path | None
+    names: tuple[str, ...],
+    form: str,
+    choice: Choice,
+    flagged: bool,
+    order: bool,
+    file: Path | None,
+    output: Path | None,
 ) -> None:
     """Recompute published MACs from the settings in the papers.
 
@@ -93,13 +101,25 @@ def claims(
     Flags mark speed-ups above dense / MACs, MACs that do not follow from the stated settings, and sources that
     contradict each other. Nothing is downloaded.
     """
-    from sparsebench.paper import claims
-
-    ledger = claims.load(file)
-    rows = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
-    text = claims.render([row for row in rows if row.flags or not flagged], form, choice)
+    text = _votes(names, form, choice, file) if order else _recounts(names, form, choice, flagged, file)
     if output is None:
         click.echo(text, nl=False)
         return
     write_whole(output, text.encode())
     click.echo(f"written: {output}", err=True)
+
+
+def _recounts(names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None) -> str:
+    from sparsebench.paper import claims
+
+    ledger = claims.load(file)
+    rows = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
+    return claims.render([row for row in rows if row.flags or not flagged], form, choice)
+
+
+def _votes(names: tuple[str, ...], form: str, choice: Choice, file: Path | None) -> str:
+    from sparsebench.paper import claims, orders
+
+    ledger = orders.load(file)
+    chosen = [claims.find(ledger, name) for name in names] or ledger
+    return tables.render(orders.report_of_votes(chosen), form, choice)
