@@ -188,7 +188,30 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
     tables += _of_probes(judged)
-    return Report(tables, Table(dicts(judged.rows), judged.columns), notes)
+    for ranking in judged.sections:
+        tables += _of_section(ranking, judged, whole)
+    return Report(tables, _data(judged), notes)
+
+
+def _data(judged: Leaderboard) -> Table:
+    """Return the table for programs. A board with sections names the task of each row."""
+    if not judged.sections:
+        return Table(dicts(judged.rows), judged.columns)
+    rows = dicts(judged.rows)
+    for ranking in judged.sections:
+        rows += dicts(ranking.every)
+    return Table(rows, [*BY_TASK, *judged.columns])
+
+
+def _of_section(ranking: Ranking, judged: Leaderboard, whole: bool) -> list[Table]:
+    """Return the tables of the main task with other parameters: the best strategies, and all of them."""
+    title = f"Task {ranking.task}"
+    tables = [best(ranking, title)] if whole else []
+    if ranking.curves is None:
+        table = Table(dicts(ranking.every), judged.columns, title, legend=LEGEND)
+    else:
+        table = Table(dicts(ranking.curves.rows), _columns_of_curves(ranking, ranking.curves, judged), title)
+    return [*tables, table._replace(title=f"All strategies, task {ranking.task}" if whole else title, main=False)]
 
 
 def best(ranking: Ranking, title: str = "") -> Table:

@@ -52,9 +52,10 @@ MOST_CONTRADICTIONS = 5
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, or the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens.  [default: accuracy]",
+    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
+    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
+    "their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -188,7 +189,7 @@ def _board(folder: Path) -> Board:
 
 
 def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str, title: str | None) -> None:
-    from sparsebench.board import picture, relevance
+    from sparsebench.board import picture, relevance, shares
 
     form = style.form_of("--picture", file)
     board = _board(folder)
@@ -196,6 +197,8 @@ def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], wi
         if title is not None:
             raise UserError(f"--of {quantity} has a title of its own for each task", next_step="leave --title out")
         figure = relevance.draw(board, strategies, width)
+    elif quantity == shares.QUANTITY:
+        figure = shares.draw(board, strategies, width, title)
     else:
         figure = picture.draw(board, quantity, strategies, width, title)
     write_whole(file, style.content(figure, form))
