@@ -71,6 +71,13 @@ class Standing:
     rows: pd.DataFrame
 
     @cached_property
+    def relevant(self) -> float:
+        """The share of relevant tokens among all tokens; NaN if unknown."""
+        dense = entry_of_dense(self.comparison.tested)
+        shares = over_seeds(self.comparison.tested, {"selection_precision": "mean"})["selection_precision"]
+        return math.nan if dense is None else float(shares[dense])
+
+    @cached_property
     def budgets(self) -> list[float]:
         """The budgets, falling."""
         return sorted(set(self.rows["asked"]), reverse=True)
@@ -115,14 +122,13 @@ class Standing:
     def better_at_loss(self, first: str, second: str, loss: float) -> Answer:
         """Return which strategy needs fewer MACs at a loss of accuracy against dense, 0.02 for two points."""
         dense = entry_of_dense(self.comparison.tested)
-        points = [self._points(name) for name in (first, second)]
-        if dense is None or any(len(spent) < 2 for _, spent in points):
+        one, other = self._points(first), self._points(second)
+        if dense is None or min(len(one[1]), len(other[1])) < 2:
             return Answer("", "not measured", False)
-        results = self.comparison.results
-        every = [results[dense], *(point for of_strategy, _ in points for point in of_strategy)]
-        if not curves.common_seeds(every):
+        results = self.comparison.results[dense]
+        if not curves.common_seeds([results, *one[0], *other[0]]):
             return Answer("", "not measured", False)
-        difference = curves.macs_difference(*points, results[dense], self.comparison.lone, loss)
+        difference = curves.macs_difference(one, other, results, self.comparison.lone, loss)
         mean, low, high = difference
         if low is None or high is None or low <= 0 <= high:
             return Answer("", "not significant", True, None, difference)
@@ -142,12 +148,9 @@ def nearest(budgets: Sequence[float], share: float) -> float:
 
 
 def standings_of(judged: Leaderboard) -> list[Standing]:
-    """Return the standings of each section of a board: the comparisons of its main task."""
-    if not judged.rankings:
-        return []
-    main = judged.rankings[0].comparison.source
-    sections = [comparison for comparison in judged.comparisons if comparison.source == main]
-    return [standing for section in sections for standing in _standings(section)]
+    """Return the standings of a board over all tasks: those of its main task, and of its sections."""
+    rankings = [*judged.rankings[:1], *judged.sections]
+    return [standing for ranking in rankings for standing in _standings(ranking.comparison)]
 
 
 def _standings(comparison: Comparison) -> list[Standing]:
