@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -81,7 +82,8 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
     drawn = points[points["asked"].isin(budgets) & points["curve"].isin(looks)]
 
     if title is None:
-        title = about(sections[0].ranking.comparison) if width == "two" else ""
+        main = sections[0].ranking.comparison
+        title = about(replace(main, task=main.source)) if width == "two" else ""
     notes = ["Bars: 95 % intervals of differences to dense. The vertical axis is stretched near dense."]
     if not strategies:
         notes.append("In colour: the most accurate at one of the shares and budgets.")
@@ -95,7 +97,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
             axis.set_title(f"{budget:g} of the MACs", fontsize="medium")
         fit(axes[0], min(-0.5, drawn["low"].min()), max(0.2, drawn["high"].max()))
         axes[0].set_ylabel("accuracy against dense, points")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, handlelength=3)
+        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=3, columnspacing=1.2)
     return figure
 
 
