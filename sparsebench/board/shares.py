@@ -76,14 +76,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
             next_step="run the suite vit-s, or --task composite:foreground=S,S with several sizes of the object",
         )
     points = _points(sections)
-    if strategies:
-        known = set(points["curve"])
-        for name in strategies:
-            if name not in known:
-                raise unknown("strategy in the picture", name, known)
-        chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
-    else:
-        chosen = _most_accurate(points, budgets)
+    chosen = _choice(strategies, points) if strategies else _most_accurate(points, budgets)
     looks = looks_of(set(points["curve"]), chosen)
     words = about(sections[0].ranking.comparison) if title is None and width == "two" else title or ""
     notes = ["Bars: 95 % intervals of differences to dense. The vertical axis is stretched near dense."]
@@ -131,6 +124,15 @@ def _points(sections: Sequence[Section]) -> pd.DataFrame:
             points[name] = 100 * rows[key].fillna(rows["accuracy_delta"]).astype(float)
         parts.append(points)
     return pd.concat(parts, ignore_index=True)
+
+
+def _choice(strategies: Sequence[str], points: pd.DataFrame) -> list[str]:
+    """Return the chosen strategies without dense and duplicates; raise UserError if one has no point."""
+    known = set(points["curve"])
+    for name in strategies:
+        if name not in known:
+            raise unknown("strategy in the picture", name, known)
+    return [name for name in dict.fromkeys(strategies) if name != DENSE]
 
 
 def _most_accurate(points: pd.DataFrame, budgets: Sequence[float]) -> list[str]:
