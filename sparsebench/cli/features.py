@@ -52,8 +52,9 @@ def features(
 ) -> None:
     """Write the pooled features of a folder of pictures.
 
-    MODEL is timm:NAME. Features are what its head reads: the class token or the mean of the patches, after the last
-    norm. A head is not needed, and not used. Pictures are cut and normalised as timm states it for MODEL.
+    MODEL is timm:NAME or hf:FOLDER. Features are what its head reads: the class token or the mean of the patches, after
+    the last norm. A head is not needed, and not used. Pictures are cut and normalised as timm or the folder states it
+    for MODEL.
 
     The file has the arrays features (n, channels) and paths (n), and about, JSON that says how they were computed. If
     there are class folders, it also has labels (n), their numbers, and classes, their sorted names; -1 is the label of

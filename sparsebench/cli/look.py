@@ -187,11 +187,11 @@ def speed(
     side: int | None,
     **settings: Any,
 ) -> None:
-    """Measure the speed of timm models with strategies.
+    """Measure the speed of models with strategies.
 
-    MODEL is timm:NAME, with or without a head. Dense and sparse networks are measured in turn. The dense network is
-    measured twice in each mode: A/A is the difference of the two. The dense network is also measured compiled, because
-    a useful strategy is faster than that. Speed-ups are relative to the eager dense network.
+    MODEL is timm:NAME or hf:FOLDER, with or without a head. Dense and sparse networks are measured in turn. The dense
+    network is measured twice in each mode: A/A is the difference of the two. The dense network is also measured
+    compiled, because a useful strategy is faster than that. Speed-ups are relative to the eager dense network.
 
     The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.

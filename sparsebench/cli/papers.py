@@ -13,7 +13,7 @@ from sparsebench.board import tables
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PICTURES, PLACE, options, output, table
-from sparsebench.errors import unknown
+from sparsebench.errors import UserError, unknown
 from sparsebench.files import write_whole
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.progress import Progress
@@ -73,11 +73,11 @@ def reproduce(
 
 
 @click.command()
-@click.argument("names", metavar="[ROW]...", nargs=-1)
+@click.argument("names", metavar="[ROW | BOARD]...", nargs=-1)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @table
 @click.option("--flagged", is_flag=True, help="Show only rows with flags.")
-@click.option("--order", is_flag=True, help="Show the votes of published orders in place of MACs.")
+@click.option("--order", is_flag=True, help="Which methods are better in published tables, and on each BOARD.")
 @click.option("--file", type=PATH, metavar="FILE.toml", help="List of published numbers. [the list of sparsebench]")
 @output
 def claims(
@@ -100,7 +100,12 @@ def claims(
 
     Flags mark speed-ups above dense / MACs, MACs that do not follow from the stated settings, and sources that
     contradict each other. Nothing is downloaded.
+
+    --order shows tables in which one party measured several methods on one network: each has one vote for each pair of
+    methods. With folders of boards it shows with how many votes they agree, and each vote that they contradict.
     """
+    if flagged and order:
+        raise UserError("--flagged is for published MACs", next_step="leave it or --order out")
     text = _votes(names, form, choice, file) if order else _recounts(names, form, choice, flagged, file)
     if output is None:
         click.echo(text, nl=False)
@@ -117,9 +122,13 @@ def _recounts(names: tuple[str, ...], form: str, choice: Choice, flagged: bool, 
     return claims.render([row for row in rows if row.flags or not flagged], form, choice)
 
 
-def _votes(names: tuple[str, ...], form: str, choice: Choice, file: Path | None) -> str:
-    from sparsebench.paper import claims, orders
+def _votes(folders: tuple[str, ...], form: str, choice: Choice, file: Path | None) -> str:
+    from sparsebench.board.judge import judge
+    from sparsebench.board.reading import read
+    from sparsebench.paper import orders
 
     ledger = orders.load(file)
-    chosen = [claims.find(ledger, name) for name in names] or ledger
-    return tables.render(orders.report_of_votes(chosen), form, choice)
+    if not folders:
+        return tables.render(orders.report_of_votes(ledger), form, choice)
+    boards = {folder: judge(read(Path(folder))) for folder in folders}
+    return tables.render(orders.report_on_boards(ledger, boards), form, choice)

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from timm.models import PretrainedCfg
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, one_line, reason_of
+from sparsebench.errors import UserError, few, one_line, plain, reason_of
 from sparsebench.models.base import TRANSFORMERS
 from sparsebench.models.transformers_families import CLASSES, FAMILIES, HEADS, JOINED, WITH_TEXT, Family, outputs_of
 from sparsebench.tasks.sources.files import DIGITS, sha256_of
@@ -452,8 +452,14 @@ def folder_of(text: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    with _in_one_line(f"'{text}' is no folder, and cannot be downloaded from the Hugging Face Hub"):
+    try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:  # of the network, the Hub or the file system
+        raise UserError(
+            f"'{text}' is no folder here, and cannot be downloaded from the Hugging Face Hub",
+            got=plain(reason_of(error), 100),
+            next_step=f"where there is a network: hf download {name} --local-dir DIR; then give {TRANSFORMERS}DIR",
+        ) from error
 
 
 def fingerprint(folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import combinations
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sparsebench.board.columns import Column
+from sparsebench.board.columns import Column, interval_row
+from sparsebench.board.judge import Leaderboard
+from sparsebench.board.orders import Answer, Standing, standings_of
 from sparsebench.board.tables import Report, Table
 from sparsebench.paper.claims import LedgerRow, Positive, read_ledger
+from sparsebench.stats.agreement import share_interval
+from sparsebench.stats.intervals import Interval
 from sparsebench.strategy.spec import parse
 
 LEAST_POINTS = Decimal("0.3")
@@ -160,8 +165,8 @@ def _majority(order: Order, pair: tuple[str, str], answers: Sequence[tuple[Resul
     loss = 0.0
     if order.matched == "accuracy":
         assert order.dense_accuracy is not None
-        accuracies = [result.accuracy for answer in answers for result in answer]
-        loss = float(order.dense_accuracy - sum(accuracies) / len(accuracies))
+        accuracies = [float(result.accuracy) for answer in answers for result in answer]
+        loss = float(order.dense_accuracy) - float(np.mean(accuracies))
     return Vote(
         order=order,
         better=better,
@@ -171,6 +176,64 @@ def _majority(order: Order, pair: tuple[str, str], answers: Sequence[tuple[Resul
         share=float(np.mean([float(cost / order.dense_cost) for cost in costs])) if costs else float("nan"),
         loss=round(loss, 6),
     )
+
+
+AGREES, OPPOSITE, NO_ANSWER, NOT_MEASURED = "agrees", "opposite", "no answer", "not measured"
+NOT_EXPLAINED = "not explained"
+CLASS_ATTENTION = ("attn_topk", "evit")
+MERGERS = ("tome", "tome_cis", "pitome", "diffrate", "mctf", "atc")
+
+
+class OnBoard(NamedTuple):
+    """What one section of a board says to a vote.
+
+    Attributes:
+        vote: the vote.
+        board: name of the board.
+        standing: the section, at default or at chosen schedules.
+        answer: which strategy is better there; its difference is that of the better one in the vote.
+    """
+
+    vote: Vote
+    board: str
+    standing: Standing
+    answer: Answer
+
+    @property
+    def word(self) -> str:
+        """Whether the board agrees, has the opposite order, has no answer, or lacks a strategy."""
+        if not self.answer.measured:
+            return NOT_MEASURED
+        if not self.answer.better:
+            return NO_ANSWER
+        return AGREES if self.answer.better == self.vote.better else OPPOSITE
+
+    @property
+    def explanation(self) -> str:
+        """What explains an opposite order, as far as it was measured."""
+        if self.word != OPPOSITE:
+            return ""
+        few_are_relevant = self.standing.relevant < 0.5
+        if few_are_relevant and self.vote.better in MERGERS and self.vote.worse in CLASS_ATTENTION:
+            return (
+                "few tokens are relevant: on a ViT-S/14 at .45 of the MACs class attention is ahead of mergers where "
+                "one token in six is relevant, and behind where objects fill the picture"
+            )
+        return NOT_EXPLAINED
+
+
+def on_boards(votes: Sequence[Vote], boards: Mapping[str, Leaderboard]) -> list[OnBoard]:
+    """Return what each section of each board says to each vote, at default and at chosen schedules."""
+    found = []
+    for name, judged in boards.items():
+        for standing in standings_of(judged):
+            for vote in votes:
+                if vote.order.matched == "accuracy":
+                    answer = standing.better_at_loss(vote.better, vote.worse, vote.loss / 100)
+                else:
+                    answer = standing.better_at(vote.better, vote.worse, vote.share)
+                found.append(OnBoard(vote, name, standing, answer))
+    return found
 
 
 VOTES = (
@@ -199,6 +262,99 @@ def report_of_votes(orders: Sequence[Order]) -> Report:
     silent = [order.id for order in orders if order.id not in tables]
     notes = [note, f"no vote: {', '.join(silent)}"] if silent else [note]
     return Report([table], table, notes)
+
+
+SHARES = (
+    Column("board", "board", "text", "folder of the board"),
+    Column("section", "section", "text", "task, model and track"),
+    Column("schedules", "schedules", "text", "published: default schedules; auto: chosen ones"),
+    Column("training", "training", "text", "whether networks of the tables were trained with the methods"),
+    Column("baselines", "baselines", "text", "run by the sources, or copied in whole or in part"),
+    Column("n_votes", "votes", "count", "votes of the ledger"),
+    Column("agrees", "agrees", "count", "votes that agree"),
+    Column("opposite", "opposite", "count", "votes with the opposite order on the board"),
+    Column("no_answer", "no answer", "count", "votes on pairs that do not differ significantly on the board"),
+    Column("not_measured", "not measured", "count", "votes on strategies that the board lacks"),
+    Column("share", "share that agrees", "fraction", "agrees / (agrees + opposite)", True),
+    Column("n_tables", "tables", "count", "tables of the votes that agree or are opposite"),
+    Column("n_pairs", "pairs", "count", "pairs of strategies of these votes"),
+)
+OPPOSITES = (
+    Column("board", "board", "text", "folder of the board"),
+    Column("section", "section", "text", "task, model and track"),
+    Column("schedules", "schedules", "text", "published: default schedules; auto: chosen ones"),
+    Column("order", "order", "text", "the table in the ledger"),
+    Column("better", "better there", "text", "the strategy that is better in the table"),
+    Column("worse", "better here", "text", "the strategy that is better on the board"),
+    Column("at", "at", "text", "share of dense MACs, or points of loss, at which they are compared on the board"),
+    Column("difference", "difference", "points", "of accuracies or MACs on the board, first minus second", True),
+    Column("explanation", "explanation", "text", "what explains it, as far as it was measured"),
+)
+EVERY = (
+    *SHARES[:3],
+    Column("said", "board says", "text", "agrees, opposite, no answer or not measured"),
+    Column("why", "why not", "text", "why there is no answer"),
+    *OPPOSITES[6:],
+    *VOTES,
+)
+
+
+def report_on_boards(orders: Sequence[Order], boards: Mapping[str, Leaderboard]) -> Report:
+    """Return the share of votes with which boards agree, and the opposite ones. Programs get every vote."""
+    found = on_boards(votes_of(orders), boards)
+    opposites = [_row_on_board(one) for one in found if one.word == OPPOSITE]
+    tables = [Table(_rows_of_shares(found), SHARES, "Votes of published orders", explained=True)]
+    if opposites:
+        tables.append(Table(opposites, OPPOSITES, "Votes with the opposite order", main=False))
+    notes = ["CSV and JSON have what each board says to each vote."]
+    return Report(tables, Table([_row_on_board(one) for one in found], EVERY), notes)
+
+
+def _rows_of_shares(found: Sequence[OnBoard]) -> list[dict[str, Any]]:
+    """Return a row for each section, with the votes of tables of one kind."""
+    groups: dict[tuple[str, ...], list[OnBoard]] = {}
+    for one in found:
+        order = one.vote.order
+        copied = "run" if order.baselines == "run" else "copied"
+        section = one.standing.comparison.title
+        key = one.board, section, one.standing.schedules, order.training, copied
+        groups.setdefault(key, []).append(one)
+    return [_row_of_share(key, part) for key, part in groups.items()]
+
+
+def _row_of_share(key: tuple[str, ...], part: Sequence[OnBoard]) -> dict[str, Any]:
+    words = Counter(one.word for one in part)
+    answered = [one for one in part if one.word in (AGREES, OPPOSITE)]
+    share: Interval | None = None
+    if answered:
+        share = share_interval([one.word == AGREES for one in answered], [one.vote.order.source for one in answered])
+    return {
+        **dict(zip(("board", "section", "schedules", "training", "baselines"), key, strict=True)),
+        "n_votes": len(part),
+        "agrees": words[AGREES],
+        "opposite": words[OPPOSITE],
+        "no_answer": words[NO_ANSWER],
+        "not_measured": words[NOT_MEASURED],
+        **interval_row("share", share),
+        "n_tables": len({one.vote.order.id for one in answered}),
+        "n_pairs": len({frozenset((one.vote.better, one.vote.worse)) for one in answered}),
+    }
+
+
+def _row_on_board(one: OnBoard) -> dict[str, Any]:
+    answer, vote = one.answer, one.vote
+    at = f"loss of {vote.loss:g} points" if answer.budget is None else f"{answer.budget:g}"
+    return {
+        **_row_of_vote(vote),
+        "board": one.board,
+        "section": one.standing.comparison.title,
+        "schedules": one.standing.schedules,
+        "said": one.word,
+        "why": answer.why,
+        "at": at if answer.measured else "",
+        **interval_row("difference", answer.difference),
+        "explanation": one.explanation,
+    }
 
 
 def _row_of_vote(vote: Vote) -> dict[str, Any]:

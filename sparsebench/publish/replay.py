@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from sparsebench.errors import UserError, few, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.forecast import Forecast
 from sparsebench.plan.jobs import Job, JobMaker, plugins_of
-from sparsebench.plan.locate import Located, Networks, files_of, locate, official_places
+from sparsebench.plan.locate import Located, Networks, files_of, locate, official_places, places_of_transformers
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Execution, Files
 from sparsebench.plugin.content import Content
@@ -207,7 +207,9 @@ def _input_files(source: _Source) -> list[Path]:
     names = (*files.images, files.backgrounds, files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in names if name]
     paths += [path for path in (files.data_root or Path("data"), files.networks) if path]
-    paths += files_of(files.weights)
+    of_transformers = places_of_transformers(files).values()
+    paths += of_transformers
+    paths += files_of([path for path in files.weights if path.expanduser() not in of_transformers])
     return [path.absolute() for path in (*paths, *_code_of(source))]
 
 
@@ -301,9 +303,15 @@ def _locate(cells: Sequence[Cell], source: _Source) -> Located:
     plugin = source.manifest.plugin
     of_file = {"composite" if cell.n_train else "folder" for cell in cells if is_own(cell, plugin)}
     names = of_file | {cell.task.name for cell in cells if not is_own(cell, plugin)}
-    located = locate(source.files, [source.registry.task(name) for name in sorted(names)])
+    files = source.files
+    of_transformers = places_of_transformers(files)
+    of_timm = tuple(path for path in files.weights if path.expanduser() not in of_transformers.values())
+    tasks = [source.registry.task(name) for name in sorted(names)]
+    located = locate(replace(files, weights=of_timm), tasks)
+    located = replace(located, places={**located.places, **of_transformers})
     for cell in cells:
-        parts = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
+        parts = {key: cell.task.params.get(key) for key in LOCATED}
+        parts |= {key: cell.model.params.get(key) for key in ("weights", "text_features")}
         for key, name in parts.items():
             if isinstance(name, str) and _BY_CONTENT.search(name) and name not in located.places:
                 kind = name.partition("-")[0]
