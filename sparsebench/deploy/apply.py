@@ -12,6 +12,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from sparsebench import seeds
@@ -20,7 +21,7 @@ from sparsebench.deploy.sparse_transformer import SparseTransformer
 from sparsebench.errors import UserError, one_line
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.schedule import TokenSchedule, only_schedule
-from sparsebench.models import transformers_models
+from sparsebench.models import naflex, transformers_models
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
@@ -107,6 +108,10 @@ def apply(
         converted = transformers_models.convert(model, image_size)
         model = converted.vit
         log.warning(transformers_models.report(converted))
+    elif isinstance(model, NaFlexVit):
+        with supported("this network", got=type(model).__name__, allowed=TAKES):
+            model, line = naflex.convert(model, image_size)
+        log.warning(line)
     elif image_size is not None:
         model = resized(model, image_size)
 
