@@ -94,7 +94,9 @@ def test_features_of_a_probe_are_the_mean_of_the_patches_without_the_class_token
         assert (sparse(x) - mean).abs().max() <= NEAR
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"])
+@pytest.mark.parametrize(
+    "kind", ["ViT", "I-JEPA", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"]
+)
 def test_another_image_size_is_that_of_the_model(kind, caplog):
     model = model_of(kind)
     x = pixels_for(model, side=48)
