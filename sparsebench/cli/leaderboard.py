@@ -77,6 +77,12 @@ MOST_CONTRADICTIONS = 5
     help="Title of the picture or the page; '' for a picture without one.  [a page: the usual one; a picture: data and "
     "networks, or none in one column]",
 )
+@click.option(
+    "--against",
+    type=PATH,
+    metavar="FOLDER",
+    help="Rank correlation with the board of another run, by budget; with --picture as a heat map.",
+)
 @click.option("--link", metavar="ADDRESS", help="Address below the title of the page, such as that of a paper.")
 @click.option(
     "--speed",
@@ -99,6 +105,7 @@ def leaderboard(
     strategies: str | None,
     columns_of_paper: str | None,
     title: str | None,
+    against: Path | None,
     link: str | None,
     speed: Path | None,
     choice: Choice,
@@ -115,6 +122,13 @@ def leaderboard(
     if view != "paper":
         _refuse({"--speed": speed}, "the table of a paper", next_step="add --view paper")
     _refuse_for_submissions(folder, check, update, view)
+    if against is not None:
+        alone = {"--check": check, "--update": update, "--view": view != "board", "--by": by, "--of": quantity}
+        _refuse(alone | {"--title": title}, "one board", next_step="leave --against out")
+        _refuse({"--against": form in (HTML, BIBTEX)}, "a table", got=f"--format {form}", allowed=list(FORMATS))
+        agreement = _agreement(folder, against, form, picture, names, columns_of_paper or "two", choice)
+        _give(agreement, form, picture or output)
+        return
     if picture is not None:
         _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two", title)
         return
@@ -134,11 +148,38 @@ def leaderboard(
     else:
         technical = notes or output is not None
         content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
-    if output is None:
+    _give(content, form, output)
+
+
+def _give(content: bytes, form: str, file: Path | None) -> None:
+    """Write a content to a file, or show it."""
+    if file is None:
         write(content.decode("utf-8"), form)
         return
-    write_whole(output, content)
-    click.echo(f"written: {output}", err=True)
+    write_whole(file, content)
+    click.echo(f"written: {file}", err=True)
+
+
+def _agreement(
+    folder: Path,
+    other: Path,
+    form: str,
+    picture: Path | None,
+    strategies: Sequence[str],
+    width: str,
+    choice: Choice,
+) -> bytes:
+    """Return the table or the heat map of the rank correlations of two boards."""
+    from sparsebench.board import orders
+    from sparsebench.board.judge import judge
+    from sparsebench.board.reading import read
+    from sparsebench.board.tables import render
+
+    kind = style.form_of("--picture", picture) if picture is not None else ""
+    first, second = (judge(read(path)) for path in (folder, other))
+    if picture is not None:
+        return style.content(orders.draw(first, second, strategies, width), kind)
+    return render(orders.agreement(first, second, strategies), form, choice).encode("utf-8", "replace")
 
 
 def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
