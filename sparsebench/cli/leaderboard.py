@@ -33,8 +33,8 @@ MOST_CONTRADICTIONS = 5
     type=click.Choice(["board", "pairs", "matched", "paper", "shifts"]),
     default="board",
     show_default=True,
-    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy; the table of a paper; or accuracy "
-    "and rank on each set of pictures.",
+    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy, and MACs and images/s at a loss; "
+    "the table of a paper; or accuracy and rank on each set of pictures.",
 )
 @click.option(
     "--check",
@@ -88,7 +88,13 @@ MOST_CONTRADICTIONS = 5
     "--speed",
     type=PATH,
     metavar="FOLDER",
-    help="For the table of a paper: take images/s, speed-up, latency and memory from a folder of sparsebench speed.",
+    help="Take images/s, and for the table of a paper also latency and memory, from a folder of sparsebench speed.",
+)
+@click.option(
+    "--loss",
+    type=click.FloatRange(0, 100),
+    metavar="POINTS",
+    help="Points of accuracy below dense at which --view matched compares MACs and images/s.  [default: 2]",
 )
 @table
 @notes
@@ -108,6 +114,7 @@ def leaderboard(
     against: Path | None,
     link: str | None,
     speed: Path | None,
+    loss: float | None,
     choice: Choice,
     notes: bool,
     output: Path | None,
@@ -119,8 +126,10 @@ def leaderboard(
     """
     names = _names(strategies or "")
     _refuse_beside(form, picture, title, link, {"--of": quantity, "--width": columns_of_paper})
-    if view != "paper":
-        _refuse({"--speed": speed}, "the table of a paper", next_step="add --view paper")
+    if view not in ("paper", "matched"):
+        _refuse({"--speed": speed}, "a table with images/s", next_step="add --view paper or --view matched")
+    if view != "matched":
+        _refuse({"--loss": loss is not None}, "the view of equal accuracy", next_step="add --view matched")
     _refuse_for_submissions(folder, check, update, view)
     if against is not None:
         alone = {"--check": check, "--update": update, "--view": view != "board", "--by": by, "--of": quantity}
@@ -147,7 +156,7 @@ def leaderboard(
         content = page(_board(folder), title=title or "", link=link or "")
     else:
         technical = notes or output is not None
-        content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
+        content = _text(folder, form, by, view, speed, loss, names, choice, technical).encode("utf-8", "replace")
     _give(content, form, output)
 
 
@@ -327,11 +336,12 @@ def _text(
     by: str | None,
     view: str,
     speed: Path | None,
+    loss: float | None,
     strategies: Sequence[str],
     choice: Choice,
     technical: bool,
 ) -> str:
-    from sparsebench.board import views
+    from sparsebench.board import at_loss, views
     from sparsebench.board.board import bibtex
     from sparsebench.board.judge import judge
     from sparsebench.board.notes import machines, notes_on, unequal
@@ -353,6 +363,10 @@ def _text(
 
         report = views.paper(result.rankings, speed, strategies)
         return render(add_published(report, result.rankings), form, choice)
+    if view == "matched":
+        at = at_loss.LOSS if loss is None else loss
+        compared = views.matched([*result.rankings, *result.sections], at, speed)
+        return render(views.only(compared, strategies) if strategies else compared, form, choice)
     if view != "board":
         compared = getattr(views, view)(result.rankings)
         return render(views.only(compared, strategies) if strategies else compared, form, choice)
