@@ -278,6 +278,7 @@ SHARES = (
     Column("share", "share that agrees", "fraction", "agrees / (agrees + opposite)", True),
     Column("n_tables", "tables", "count", "tables of the votes that agree or are opposite"),
     Column("n_pairs", "pairs", "count", "pairs of strategies of these votes"),
+    Column("sources", "sources", "text", "with how many sources of these votes most votes agree, of all"),
 )
 OPPOSITES = (
     Column("board", "board", "text", "folder of the board"),
@@ -338,7 +339,16 @@ def _row_of_share(key: tuple[str, ...], part: Sequence[OnBoard]) -> dict[str, An
         **interval_row("share", share),
         "n_tables": len({one.vote.order.id for one in answered}),
         "n_pairs": len({frozenset((one.vote.better, one.vote.worse)) for one in answered}),
+        "sources": _sources(answered),
     }
+
+
+def _sources(answered: Sequence[OnBoard]) -> str:
+    """Return with how many sources a board agrees in most votes, of all sources."""
+    balance: Counter[str] = Counter()
+    for one in answered:
+        balance[one.vote.order.source] += 1 if one.word == AGREES else -1
+    return f"{sum(votes > 0 for votes in balance.values())} of {len(balance)}" if balance else ""
 
 
 def _row_on_board(one: OnBoard) -> dict[str, Any]:
