@@ -333,6 +333,8 @@ def _compare(
             f"{name} returns {few(strange)}, which timm's network does not have",
             next_step="turn off what adds it to the output, such as output_hidden_states in the configuration",
         )
+    if not all(bool(expected[field].isfinite().all()) for field in fields):
+        raise UserError(f"{name} has outputs that are not finite numbers", next_step="check its weights")
     differences = {field: difference(made[field], expected[field]) for field in fields}
     worst = max(differences, key=lambda field: differences[field])
     if not differences[worst] <= LIMIT:
