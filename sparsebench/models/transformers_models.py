@@ -331,6 +331,8 @@ def _compare(
             next_step="turn off what adds it to the output, such as output_hidden_states in the configuration",
         )
     fields = tuple(field for field, value in expected.items() if isinstance(value, Tensor))
+    if not all(bool(expected[field].isfinite().all()) for field in fields):
+        raise UserError(f"{name} has outputs that are not finite numbers", next_step="check its weights")
     differences = {field: difference(actual[field], expected[field]) for field in fields}
     return type(expected), fields, _largest(differences, name)
 
