@@ -39,7 +39,8 @@ def expand(
     """Return the jobs of a request, see `jobs_of`. Nothing is located here: see `locate`."""
     suite = load(request.suite) if suite is None else suite
     located = Located() if located is None else located
-    tasks = requested_tasks(suite, request, registry, has_weights=bool(located.files.weights))
+    has_weights = bool(located.files.weights) or request.names_folder
+    tasks = requested_tasks(suite, request, registry, has_weights=has_weights)
     return jobs_of(variants_of(tasks, suite, request, located, registry), registry)
 
 
@@ -92,7 +93,7 @@ def variants_of_task(
 ) -> Iterator[Variant]:
     """Yield a requested task with each combination of its parameters, pictures and models."""
     entry, training_entry = requested.entry, requested.entry.training
-    training_params = {} if training_entry is None else training_entry.params
+    training_params = {} if training_entry is None else {**training_entry.params, **entry.network_params}
     for params, pictures in product(combinations(entry.params, entry.sweep), located.sets(requested.cls)):
         # The task is as in the training of its networks, except for what the suite's entry and the request vary.
         varied = {**params, **requested.changes}
@@ -123,7 +124,7 @@ def variants_of_task(
                 next_step="give a network with its weights, as --model timm:NAME --weights FILE",
             )
         if training_entry is not None:
-            training = _task(training_entry.name, {**training_params, **pictures}, registry)
+            training = _task(training_entry.name, {**training_entry.params, **pictures}, registry)
         for model in _models(task, training_entry or entry, request, located, registry):
             yield _variant(requested, task, model, training, varied, places, suite, request, registry)
 
@@ -551,5 +552,5 @@ def _check_equal_needs(variants: Iterable[Variant]) -> None:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
                 got=f"{files[first].name} for {min(needs[first])}, {files[name].name} for {min(need_of_file)}",
-                next_step="run each file separately, or set one size for all with the task's parameter canvas",
+                next_step="run each file separately, or set one size for all with --image-size SIDE",
             )

@@ -29,7 +29,7 @@ from sparsebench.tasks.sources.masks import MASKED
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """From labels (n,), a generator and whether it is the test: returns canvases (n, 3, S, S) uint8 and groups (n,)."""
-LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity", "head", "fill"})
+LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity", "head", "fill", "objects"})
 """Parameters that do not change which pictures and backgrounds are drawn, only how they are shown or judged."""
 TURN, SCALE, SHEAR, MOVE = 0.26, 0.15, 0.15, 0.08
 """Largest changes of a foreground at affine=1: rotation in radians, log of the scale, shear, shift over the side."""

@@ -24,7 +24,7 @@ FOREGROUND, CANVAS_OF_MASKS = 6, 16
 """Sides in patches of an object's square, and of pictures with masks, for weights whose patches determine the sizes."""
 WAVES, STRENGTH = 5, 0.3
 """Number of the waves of an outline, and the standard deviation of the first one's amplitude."""
-BACKGROUND_NAME = "background"
+BACKGROUND_NAME, OBJECT_NAME = "background", "object"
 
 
 def blob(side: int, rng: np.random.Generator) -> np.ndarray:
@@ -60,6 +60,9 @@ class Patches(Composite):
         "dense",
         description="the linear head. dense: learned on the tokens of the network without a strategy, one head for "
         "all strategies; own: learned on the tokens with the strategy, one for each",
+    )
+    objects: Literal["classes", "one"] = Field(
+        "classes", description="classes of objects; one: all are of one class, and only told from the background"
     )
     fill: Literal["membership", "nearest"] = Field(
         "membership",
@@ -111,7 +114,8 @@ class Patches(Composite):
         if self.has_masks:
             return self._draw_masked(n_train, repetition, locations)
         data = super().draw(n_train, repetition, locations)
-        return replace(data, patch_classes=(BACKGROUND_NAME, *data.classes))
+        objects = data.classes if self.objects == "classes" else (OBJECT_NAME,)
+        return replace(data, patch_classes=(BACKGROUND_NAME, *objects))
 
     def _paste(
         self, canvas: np.ndarray, pictures: np.ndarray, labels: np.ndarray, rng: np.random.Generator, step: int
@@ -126,11 +130,18 @@ class Patches(Composite):
             inside = np.zeros(classes.shape, dtype=bool)
             inside[top : top + side, left : left + side] = blob(side, rng)
             image[:, ~inside] = behind[:, ~inside]
-            classes[inside] = label + 1
+            classes[inside] = label + 1 if self.objects == "classes" else 1
         return {"segments": segments}
 
     def _masked(self, locations: Locations) -> MaskedPictures:
         return MaskedPictures(self.images, path_of(self.images, locations))
+
+    def _table(self) -> np.ndarray:
+        """Return the (MOST_NUMBERS,) class of each number of a mask."""
+        table = table_of(self.background, self.ignore)
+        if self.objects == "one":
+            table[(table != BACKGROUND) & (table != IGNORE)] = 1
+        return table
 
     def _choose(self, n_train: int, repetition: int, locations: Locations) -> tuple[list[str], list[str]]:
         """Return the sorted paths of training and test pictures with masks."""
@@ -172,7 +183,7 @@ class Patches(Composite):
         """See `Task.pictures`."""
         if not self.has_masks:
             return super().pictures(n_train, repetition, locations)
-        pictures, table = self._masked(locations), table_of(self.background, self.ignore)
+        pictures, table = self._masked(locations), self._table()
         chosen = [names for names in self._choose(n_train, repetition, locations) if names]
         return [
             *(pictures.pixels(names, self.canvas) for names in chosen),
@@ -181,7 +192,7 @@ class Patches(Composite):
 
     def _draw_masked(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """Return the data of pictures with masks. All have the same class, as only their patches differ."""
-        pictures, table = self._masked(locations), table_of(self.background, self.ignore)
+        pictures, table = self._masked(locations), self._table()
         place_of = {name: place for place, name in enumerate(pictures.mask_of)}
         splits = []
         for names in self._choose(n_train, repetition, locations):
@@ -198,5 +209,7 @@ class Patches(Composite):
             )
         numbers = pictures.check_numbers(self.largest, self.ignore)
         number_of = {int(table[number]): str(number) for number in numbers} | {BACKGROUND: BACKGROUND_NAME}
+        if self.objects == "one":
+            number_of = {BACKGROUND: BACKGROUND_NAME, 1: OBJECT_NAME}
         names = tuple(number_of.get(k, "") for k in range(1 + max(number_of)))
         return Data(splits[0], splits[1], ("picture",), patch_classes=names)
