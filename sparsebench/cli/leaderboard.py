@@ -128,8 +128,10 @@ def leaderboard(
         _refuse(of_tables, "a table", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
         from sparsebench.board.published import page
+        from sparsebench.publish.collection import TITLE, is_collection
 
-        content = page(_board(folder), title=title or "", link=link or "")
+        usual = TITLE if is_collection(folder) else ""
+        content = page(_board(folder), title=title or usual, link=link or "")
     else:
         technical = notes or output is not None
         content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
