@@ -18,6 +18,7 @@ import pandas as pd
 
 from sparsebench.board import views
 from sparsebench.board.board import Board, bibtex
+from sparsebench.board.citations import once
 from sparsebench.board.columns import NOT_RANKED, Column, Row
 from sparsebench.board.judge import Leaderboard, Ranking, judge
 from sparsebench.board.notes import notes_on
@@ -150,7 +151,7 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
     values: dict[str, Mapping[str, str]] = {}
     third_party: set[str] = set()
     papers: dict[str, tuple[str, str]] = {}
-    entries: set[str] = set()
+    entries: list[str] = []
     environments: dict[str, Mapping[str, str]] = {}
     seen: set[str] = set()
     for (part, frame), words in zip(parts, names, strict=True):
@@ -165,7 +166,7 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
             if part.values.get("paper") and not words:
                 papers[part.strategy] = plain(part.values.get("authors", ""), 300), part.values["paper"]
         opened = Store(part.folder)
-        entries |= set(bibtex(opened, frame))
+        entries += bibtex(opened, frame)
         environments |= manifests.environments(opened, set(frame["environment"].astype(str)))
     total = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0].reset_index(drop=True)
     total.attrs = _attributes([frame for _, frame in parts])
@@ -174,7 +175,7 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
         _with_values(judged, values),
         _with_values(judge(total, "task", judged), values),
         notes=notes_on(total, judged),
-        bibtex=sorted(entries),
+        bibtex=once(dict.fromkeys(entries)),
         environments=environments,
         papers=papers,
         third_party=frozenset(third_party),
@@ -298,7 +299,7 @@ def one_board(boards: Sequence[Shared], notes: Sequence[str]) -> Board:
         _joined(judged),
         _joined(by_task),
         notes=[*notes, *dict.fromkeys(lines)],
-        bibtex=sorted({entry for _, board, _ in boards for entry in board.bibtex}),
+        bibtex=once(dict.fromkeys(entry for _, board, _ in boards for entry in board.bibtex)),
         environments=environments,
         papers=papers,
         third_party=frozenset[str]().union(*(board.third_party for _, board, _ in boards)),
