@@ -222,10 +222,8 @@ def _with_values(judged: Leaderboard, values: Mapping[str, Mapping[str, str]]) -
     """Return a leaderboard whose rows say who reported them."""
 
     def added(rows: pd.DataFrame) -> pd.DataFrame:
-        columns = {
-            key: [values.get(name, {}).get(key) or None for name in rows["strategy"]]
-            for key in (column.key for column in COLUMNS)
-        }
+        of_rows = [_values_of(str(name), values) for name in rows["strategy"]]
+        columns = {key: [of_row.get(key) or None for of_row in of_rows] for key in (column.key for column in COLUMNS)}
         return rows.assign(**{key: pd.Series(column, rows.index, dtype=object) for key, column in columns.items()})
 
     rankings = []
@@ -237,6 +235,17 @@ def _with_values(judged: Leaderboard, values: Mapping[str, Mapping[str, str]]) -
     used = {key for of_strategy in values.values() for key, value in of_strategy.items() if value}
     columns = [*judged.columns, *(column for column in COLUMNS if column.key in used)]
     return judged._replace(rankings=rankings, columns=columns)
+
+
+def _values_of(name: str, values: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """Return the values of a row: of the strategy with the row's name, or with the longest name that the row's extends.
+
+    Names of curves may be extended by a schedule or by the form of the budget.
+    """
+    if name in values:
+        return values[name]
+    begins = [other for other in values if name.startswith((f"{other},", f"{other} "))]
+    return values[max(begins, key=len)] if begins else {}
 
 
 def _without_ranks(board: Board) -> Board:

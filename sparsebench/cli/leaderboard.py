@@ -106,8 +106,9 @@ def leaderboard(
 ) -> None:
     """Show the leaderboard of a run's FOLDER, or of all submissions in FOLDER.
 
-    The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
-    citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
+    The board depends only on the records. html is one offline page with all tables and charts; bibtex has sparsebench
+    and the board's strategies, data sets and trained weights, each work once. --check exits with 1 if files differ or
+    if a record contradicts itself.
     """
     names = _names(strategies or "")
     _refuse_beside(form, picture, title, link, {"--of": quantity, "--width": columns_of_paper})

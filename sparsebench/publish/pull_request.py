@@ -140,9 +140,10 @@ def body_of(verdict: Verdict, about: About) -> str:
         f"{verdict.strategy} {verdict.version}, {suite}, {verdict.records} records",
         f"by {few(about.authors, 10, 100)}" if about.authors else "",
         f"{verdict.badge}: {verdict.meaning}",
-        *(f"{name}: {value}" for name, value in (("paper", about.paper), ("code", about.code)) if value),
     ]
-    return "".join(f"- {markdown(plain(line, 500))}\n" for line in lines if line)
+    texts = [markdown(plain(line, 500)) for line in lines if line]
+    texts += [f"{name}: <{value}>" for name, value in (("paper", about.paper), ("code", about.code)) if value]
+    return "".join(f"- {text}\n" for text in texts)
 
 
 def _commit(folder: Path, branch: str, base: str, message: str) -> None:

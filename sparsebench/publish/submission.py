@@ -301,6 +301,7 @@ def submit(
             if manifest_of(folder) != manifest:
                 raise _exists(folder)
             verdict = verify(folder, placed=True)
+            notes.append("it was there already, with the same records and authors")
         else:
             os.replace(part, folder)
     finally:

@@ -388,6 +388,20 @@ def test_where_a_policy_forbids_the_scripts_the_page_says_so(chromium: Any, open
     assert said_in(opened(over_budgets()), "did not run") == 0
 
 
+def test_in_a_frame_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None:
+    source = html.escape(render(over_budgets()).decode())
+    (tmp_path / "site.html").write_text(
+        f'<iframe sandbox width="900" height="800" srcdoc="{source}"></iframe>', "utf-8"
+    )
+    page = chromium.new_page()
+    page.goto((tmp_path / "site.html").as_uri())
+    inner = page.frame_locator("iframe")
+    said = inner.locator("#best + p")
+    said.wait_for()
+    assert "script" in said.inner_text() and inner.locator("#best tbody tr").count() == 4
+    page.close()
+
+
 def said_in(page: Any, words: str) -> int:
     """Return how many visible paragraphs of a page contain the words."""
     return sum(words in text for text in page.locator("p:visible").all_inner_texts())
