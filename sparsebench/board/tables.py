@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tabulate import SEPARATING_LINE, tabulate
 
 from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
-from sparsebench.errors import UserError, is_address, short_names, variant_names
+from sparsebench.errors import UserError, entry_names, is_address, short_names
 
 DIGITS = 10
 """Significant digits of numbers in files; differences between machines are beyond them."""
@@ -25,7 +25,7 @@ LINES = 45
 STRATEGY = "strategy"
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
-STAY = ("task", "rank", "strategy", "authors", "budget", "accuracy", "kept_accuracy", "told")
+STAY = ("task", "rank", "strategy", "variant", "authors", "budget", "accuracy", "kept_accuracy", "told")
 """Keys of columns that narrow terminals keep."""
 MINOR = ("n_train", "kind", "trained", "parameters")
 """Keys of columns that narrow terminals leave out first."""
@@ -259,7 +259,7 @@ def _latex(report: Report, choice: Choice) -> str:
     """Return a `table*` for each table. LaTeX scales it down if it is wider than the text."""
     parts = [
         _latex_table(part, choice.of(part, table.shown))
-        for table in map(_of_variants, report.tables)
+        for table in map(_with_entry_names, report.tables)
         for part in _of_a_page(table)
     ]
     return "\n".join(parts) + "".join(f"% {' '.join(note.split())}\n" for note in report.notes)
@@ -279,13 +279,13 @@ def _of_a_page(table: Table) -> list[Table]:
     return [table._replace(rows=first), *(continued._replace(rows=rows) for rows in others)]
 
 
-def _of_variants(table: Table) -> Table:
-    """Return a table whose variants of one strategy have only the parameters that tell them apart.
+def _with_entry_names(table: Table) -> Table:
+    """Return a table whose entries of one strategy have only the parameters that tell them apart.
 
     The legend has the parameters that they have in common.
     """
     names = [row[STRATEGY] for row in table.rows if isinstance(row.get(STRATEGY), str)]
-    shorter, shared = variant_names(names)
+    shorter, shared = entry_names(names)
     if not shared:
         return table
     rows = [row | {STRATEGY: shorter.get(row.get(STRATEGY), row.get(STRATEGY))} for row in table.rows]

@@ -23,7 +23,7 @@ import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import not_
@@ -228,6 +228,29 @@ def badges(folder: Path) -> dict[str, str]:
     return {verdict.strategy: verdict.badge}
 
 
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Give another folder beside it to fill, which becomes the folder at the end if it is not there."""
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        if not folder.exists():
+            os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _verified(folder: Path, out: Path) -> Verdict:
+    """Return the verdict of `verify` on a submission; raise UserError if the run's folder `out` is at fault."""
+    verdict = verify(folder)
+    if verdict.wrong:
+        raise UserError(
+            f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
+            next_step=f"{AGAIN}; --rerun always replaces all records",
+        )
+    return verdict
+
+
 def submit(
     out: Path,
     to: Path,
@@ -274,8 +297,7 @@ def submit(
         raise _exists(folder)
     if replaces:
         check_replaced(to / name, replaces, about)
-    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
-    try:
+    with _whole_folder(folder) as part:
         rows = table.table_of((record, 0) for record in selection)
         table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
@@ -291,21 +313,12 @@ def submit(
             replaces=replaces,
         )
         write_manifest(part, manifest)
-        verdict = verify(part)
-        if verdict.wrong:
-            raise UserError(
-                f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
-                next_step=f"{AGAIN}; --rerun always replaces all records",
-            )
-        if is_there:
-            if manifest_of(folder) != manifest:
-                raise _exists(folder)
-            verdict = verify(folder, placed=True)
-            notes.append("it was there already, with the same records and authors")
-        else:
-            os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        verdict = _verified(part, out)
+        if is_there and manifest_of(folder) != manifest:
+            raise _exists(folder)
+    if is_there:
+        verdict = verify(folder, placed=True)
+        notes.append("it was there already, with the same records and authors")
     verdict.folder = str(folder)
     verdict.notes = notes
     return verdict

@@ -516,7 +516,7 @@ def test_without_several_budgets_the_accuracy_is_visible_on_a_narrow_screen_too(
     assert box["x"] + box["width"] <= 390
 
 
-def test_variants_are_named_by_the_parameters_in_which_they_differ(opened: Open) -> None:
+def test_entries_of_one_strategy_are_named_by_the_parameters_in_which_they_differ(opened: Open) -> None:
     page = opened(over_budgets("m(a=1,b=(2,3),c=x)", "m(a=4,b=(2,3),c=x)", "other(a=1,b=2)"))
     for place in ("#names label", "#table tbody th.strategy", "#plot text.name"):
         texts = {text.strip() for text in page.locator(place).all_text_contents()}

@@ -228,7 +228,7 @@ def test_every_column_of_a_published_board_is_described() -> None:
     assert not table.isin(["yes", "no", "not reached"]).any(axis=None)
 
 
-def test_variants_in_latex_have_the_parameters_in_which_they_differ() -> None:
+def test_entries_of_one_strategy_in_latex_have_the_parameters_in_which_they_differ() -> None:
     """The legend has those that they have in common."""
     names = ["m(a=1,b=(2,3),c=x)", "m(a=4,b=(2,3),c=x)", "other(a=1)", "dense"]
     rows = [{"strategy": name, "accuracy": 0.5} for name in names]

@@ -27,20 +27,20 @@ function clip_(text, most) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}\u2026` : text;
 }
 
-/** Return names in which variants of one strategy have only the parameters that tell them apart. */
-function variantNames(names) {
+/** Return names in which entries of one strategy have only the parameters that tell them apart. */
+function entryNames(names) {
   const partsOf = (name) => {
     const [, strategy, parameters, rest] = /^(\w+)(?:\(((?:[^()]|\([^()]*\))*)\))?((?:,| by )[^]*)?$/.exec(name) ?? [null, name];
     return { strategy, parameters: parameters ? parameters.split(/,(?![^(]*\))/) : [], rest: rest ?? "" };
   };
-  const variants = new Map();
+  const entries = new Map();
   for (const name of names) {
     const { strategy } = partsOf(name);
-    if (!variants.has(strategy)) variants.set(strategy, new Map());
-    variants.get(strategy).set(name, partsOf(name));
+    if (!entries.has(strategy)) entries.set(strategy, new Map());
+    entries.get(strategy).set(name, partsOf(name));
   }
   const shorter = new Map();
-  for (const [strategy, ofNames] of variants) {
+  for (const [strategy, ofNames] of entries) {
     const lists = [...ofNames.values()].map(({ parameters }) => parameters);
     const areEqual = lists.every((parameters) => String(parameters) === String(lists[0]));
     const common = areEqual ? [] : lists[0].filter((one) => lists.every((parameters) => parameters.includes(one)));
@@ -54,7 +54,7 @@ function variantNames(names) {
 
 /** Return a text of at most `most` characters for each name; different names have different texts. */
 function shortNames(names, most) {
-  const texts = variantNames(names);
+  const texts = entryNames(names);
   const cut = cutNames([...texts.values()], most);
   return new Map([...texts].map(([name, text]) => [name, cut.get(text)]));
 }
