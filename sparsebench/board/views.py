@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import at_loss, probes
+from sparsebench.board import at_loss, patches, probes
 from sparsebench.board.columns import (
     BY_KEY,
     BY_TASK,
@@ -188,6 +188,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
     tables += _of_probes(judged)
+    tables += _of_patches(judged)
     for ranking in judged.sections:
         tables += _of_section(ranking, judged, whole)
     return Report(tables, _data(judged), notes)
@@ -352,6 +353,19 @@ def _of_probes(judged: Leaderboard) -> list[Table]:
             of_sizes, columns = probes.by_size(comparison, rows, metric)
             title = f"{kind} by training images, {about_task}"
             tables.append(Table(of_sizes, columns, title, main=False, explained=True))
+    return tables
+
+
+def _of_patches(judged: Leaderboard) -> list[Table]:
+    """Return the tables of predicted patches."""
+    tables = []
+    for ranking in judged.rankings:
+        comparison = ranking.parts.get(patches.PART)
+        if comparison is not None:
+            rows = dicts(patches.in_order_of_table(ranking.every))
+            tables.append(
+                Table(rows, patches.COLUMNS, f"Predicted patches, task {comparison.task}", main=False, explained=True)
+            )
     return tables
 
 

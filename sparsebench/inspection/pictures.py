@@ -304,7 +304,15 @@ class Block(NamedTuple):
     below: Sequence[tuple[str, str]] = ()
 
 
-def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about: str = "") -> Figure:
+def sheet(
+    scene: Scene,
+    blocks: Sequence[Block],
+    inks: Mapping[str, Ink],
+    about: str = "",
+    *,
+    gone: str = "removed",
+    outlined: str = "matters to the label",
+) -> Figure:
     """Return a figure with the pictures, the blocks beside them, and a legend of the inks below.
 
     Args:
@@ -312,6 +320,8 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
         blocks: the blocks, from left to right.
         inks: the inks of the blocks, by their names in the legend.
         about: text below the title.
+        gone: what grey patches are; "" if there are none.
+        outlined: what the outlined pixels are.
     """
     originals = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
     blocks = [Block("", "", [("the picture", originals)]), *blocks]
@@ -329,7 +339,7 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
     middles = np.arange(n_rows) * int(height * (1 + BELOW)) + height / 2
     names = [wrap(name, 14) for name in scene.names]
     axes[0].set_yticks(middles, names, fontsize=8, parse_math=False)
-    handles = _legend(inks, matters=bool(scene.matters.any()))
+    handles = _legend(inks, gone, outlined if scene.matters.any() else "")
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 
@@ -375,16 +385,17 @@ def _add_titles(axis: Axes, block: Block, middles: np.ndarray) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _legend(inks: Mapping[str, Ink], matters: bool) -> list[Patch]:
-    """Return the legend's patches: the inks by name, removed patches, and relevant pixels if there are any."""
+def _legend(inks: Mapping[str, Ink], gone: str, outlined: str) -> list[Patch]:
+    """Return the legend's patches: the inks by name, and if named grey patches and outlined pixels."""
     from matplotlib.patches import Patch
 
     patches = []
     for name, ink in inks.items():
         patches.append(Patch(facecolor=(ink.colour, ink.strength), edgecolor=ink.colour, linewidth=1.5, label=name))
-    patches.append(Patch(facecolor=GONE, edgecolor=GONE, linewidth=1.5, label="removed"))
-    if matters:
-        patches.append(Patch(facecolor="none", edgecolor=MATTERS, linewidth=1.5, label="matters to the label"))
+    if gone:
+        patches.append(Patch(facecolor=GONE, edgecolor=GONE, linewidth=1.5, label=gone))
+    if outlined:
+        patches.append(Patch(facecolor="none", edgecolor=MATTERS, linewidth=1.5, label=outlined))
     return patches
 
 

@@ -37,6 +37,7 @@ from sparsebench import __version__, files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
+from sparsebench.measure.patches import Overlap
 from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
@@ -634,6 +635,9 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
     entries = (metrics.get(TRAINED + name) for name in labels)
     sizes = [0 if entry is None else int(entry.value or 0) for entry in entries]
     results = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, labels, sizes)
+    if "iou" in metrics:
+        places = np.zeros_like(items.labels)  # it is the same for all partitions into images
+        results["iou"] = Metric.of("iou", Overlap.of(items.predicted, items.labels, places).mean_iou(), len(places))
     return {name: metric for name, metric in results.items() if decider_of(name) == "outcomes"}
 
 
@@ -641,6 +645,8 @@ def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
     """Yield the MACs that do not follow from the trajectory, if the MACs are known without building the network."""
     parts = [canonical(part.model_dump(mode="json")) for part in (record.cell.task, record.cell.model)]
     steps, n = record.trajectory, len(items.labels)
+    if "macs" in record.metrics and record.cell.probe is not None and record.cell.probe.of_patches:
+        n = record.metrics["macs"].n  # images, and the items are patches
     with suppress(UserError):
         classes = 0 if record.cell.probe else task.class_count(items.labels)  # features have no head
         cost = _cost(*parts, classes)
