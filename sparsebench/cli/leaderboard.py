@@ -52,10 +52,10 @@ MOST_CONTRADICTIONS = 5
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
-    "their share in the pictures.  [default: accuracy]",
+    type=click.Choice(["accuracy", "speed", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs or over images/s (speed), reduction of the spurious gap, N50 of "
+    "trials, the sample complexity (images to target, or N50) over the share of relevant tokens among those that stay, "
+    "or accuracy over their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -187,7 +187,8 @@ def _agreement(
     kind = style.form_of("--picture", picture) if picture is not None else ""
     first, second = (judge(read(path)) for path in (folder, other))
     if picture is not None:
-        return style.content(orders.draw(first, second, strategies, width), kind)
+        names = folder.resolve().name, other.resolve().name
+        return style.content(orders.draw(first, second, strategies, width, names), kind)
     return render(orders.agreement(first, second, strategies), form, choice).encode("utf-8", "replace")
 
 
@@ -249,6 +250,8 @@ def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], wi
         figure = relevance.draw(board, strategies, width)
     elif quantity == shares.QUANTITY:
         figure = shares.draw(board, strategies, width, title)
+    elif quantity == picture.SPEED:
+        figure = picture.over_speed(board, strategies, width, title)
     else:
         figure = picture.draw(board, quantity, strategies, width, title)
     write_whole(file, style.content(figure, form))
