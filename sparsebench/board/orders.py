@@ -174,8 +174,8 @@ AGREEMENT = (
     Column("section", "section", "text", "task, model and track on the first board"),
     Column("other", "other section", "text", "task, model and track on the other board"),
     Column("schedules", "schedules", "text", "published: default schedules; auto: chosen ones"),
-    Column("budget", "budget", "fraction", "requested share of dense MACs on the first board"),
-    Column("other_budget", "other budget", "fraction", "the nearest one of the other board"),
+    Column("budget", "budget", "ratio", "requested share of dense MACs on the first board"),
+    Column("other_budget", "other budget", "ratio", "the nearest one of the other board"),
     Column("n_strategies", "strategies", "count", "those that both boards have there"),
     Column("spearman", "Spearman", "fraction", "rank correlation of accuracies", True),
 )
