@@ -23,6 +23,7 @@ from sparsebench.board.reading import (
     SEED,
     TARGET,
     TRACK,
+    VARIANT,
     Flats,
     entry_of_dense,
     frame_of,
@@ -52,7 +53,7 @@ REPETITIONS = "complete repetitions"
 """The column of `_trials` with their number. It is not a column of boards."""
 AMOUNT = ["budget_amount", "budget_value", "budget_rounding", "budget_where"]
 """Columns that say what a budget is, apart from blocks and schedule."""
-NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
+NOTHING = {CHECKS: UNCHECKED, VARIANT: "", "badge": "", "track": TRACK, "class_folders": ""}
 """Values that are as uninformative as missing ones: an optional column is left out if it has no others."""
 
 
@@ -327,14 +328,15 @@ def _devices(tested: pd.DataFrame) -> pd.DataFrame:
 
 
 def _about_strategies(records: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return what is known of the strategy of each entry: training, site, checks, badge.
+    """Return what is known of the strategy of each entry: training, site, variant, checks, badge.
 
-    Several versions of a strategy can have records. If a value differs between them, the entry has none.
+    Several versions of a strategy can have records. If a value differs between them, the entry has none; if one of
+    them is a variant, the entry is one.
 
     Args:
         records: the records of all parts of the columns.
     """
-    if_several = {"trained": "", "site": "", CHECKS: SEVERAL, "badge": ""}
+    if_several = {"trained": "", "site": "", VARIANT: "yes", CHECKS: SEVERAL, "badge": ""}
     every = pd.concat([part[["entry", *if_several]] for part in records])
     table = pd.DataFrame(index=np.unique(every["entry"]))
     for name, otherwise in if_several.items():

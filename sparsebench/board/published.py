@@ -71,6 +71,7 @@ CAPTIONS = {
 FIRST = (
     "rank",
     "strategy",
+    "variant",
     "budget",
     "sample_complexity",
     "images_to_target",

@@ -368,6 +368,7 @@ def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> 
     columns = [
         BY_KEY["rank"]._replace(what=ranks),
         BY_KEY["strategy"],
+        BY_KEY["variant"],
         BY_KEY["how"],
         BY_KEY["kept_accuracy"],
         BY_KEY["macs_at_2"],

@@ -18,6 +18,7 @@ from sparsebench.board.tables import cell
 from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, image_size, options
 from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
+from sparsebench.models.base import TRANSFORMERS
 from sparsebench.plan.request import Files
 from sparsebench.records import store, table
 from sparsebench.records.record import canonical
@@ -48,7 +49,7 @@ MOST_CONTRADICTIONS = 5
 @options("device")
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
-@options("weights", "weights_key", "networks", *PICTURES)
+@options("weights", "weights_key", "text_features", "networks", *PICTURES)
 def verify(
     path: Path,
     replay: str | None,
@@ -67,8 +68,9 @@ def verify(
     A submission with neither badge is rejected, with the reasons.
 
     Without --replay only files are read. --replay runs the strategy's code, from the submission or the installed
-    plugin, and needs the same pictures, weights and networks as the run. With --by NAME it writes a file in the
-    submission's folder replays/, from which others see that and when NAME has replayed it.
+    plugin, and needs the same pictures, weights and networks as the run; for --model hf:FOLDER give --weights FOLDER.
+    With --by NAME it writes a file in the submission's folder replays/, from which others see that and when NAME has
+    replayed it.
 
     The exit code is 0 if no submission is rejected, 1 if one is, 2 if the command is wrong.
     """
@@ -309,24 +311,29 @@ def export(
     With a FOLDER, writes one row per record. docs/reference/records.md describes the columns of csv and parquet; jsonl
     has the complete records.
 
-    With --plugin, writes the network MODEL (timm:NAME) to -o FILE.pt2, or to FILE.onnx, which needs
+    With --plugin, writes the network MODEL (timm:NAME or hf:FOLDER) to -o FILE.pt2, or to FILE.onnx, which needs
     pip install 'sparsebench[export]'. A network without a head gives the pooled features. In ONNX files the input is
     named pixels, and the output logits or features.
     """
-    if plugin is not None:
-        if what is None:
-            raise UserError("MODEL is missing", next_step="name a model, such as timm:deit_small_patch16_224")
-        if out is None:
-            raise UserError("a network needs an output file", next_step="give -o FILE.onnx or FILE.pt2")
-        from sparsebench.deploy.apply import apply, description, timm_model
-
-        model = timm_model(what, weights, weights_key, side=side)
-        with apply(model, plugin, learned=learned) as sparse:
-            sparse.export(out, batch)
-            share = f"{sparse.macs_ratio:.3f} of the MACs of {what}"
-            click.echo(f"written: {out}, {sparse.spec}, {share}, {description(model)}")
+    if plugin is None:
+        _export_records(what, form, out)
         return
-    if what is not None and what.startswith("timm:"):
+    if what is None:
+        raise UserError("MODEL is missing", next_step="name a model, such as timm:deit_small_patch16_224")
+    if out is None:
+        raise UserError("a network needs an output file", next_step="give -o FILE.onnx or FILE.pt2")
+    from sparsebench.deploy.apply import apply, description, timm_model
+
+    model = timm_model(what, weights, weights_key, side=side)
+    with apply(model, plugin, learned=learned) as sparse:
+        sparse.export(out, batch)
+        share = f"{sparse.macs_ratio:.3f} of the MACs of {what}"
+        click.echo(f"written: {out}, {sparse.spec}, {share}, {description(model)}")
+
+
+def _export_records(what: str | None, form: str, out: Path | None) -> None:
+    """Write the records of a folder to a file, or to standard output."""
+    if what is not None and what.startswith(("timm:", TRANSFORMERS)):
         raise UserError(f"{what} is exported with a strategy", next_step="give --plugin NAME, and -o FILE.onnx or .pt2")
     folder = Path(OUT if what is None else what)
     if out is None:

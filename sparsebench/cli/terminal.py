@@ -193,7 +193,7 @@ def refusal(error: BaseException) -> str | None:
 C = TypeVar("C", bound=Callable[..., Any])
 PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad")
 WEIGHTS = ("weights", "weights_key", "text_features", "networks")
-SETTING = ("suite", "model", "pretrained", *WEIGHTS, *PICTURES, "device", "keep", "macs", "n_train")
+SETTING = ("suite", "model", "pretrained", "image_size", *WEIGHTS, *PICTURES, "device", "keep", "macs", "n_train")
 RUN = ("out", "rerun", "checkpoint", "timeout", "memory_limit", "jobs")
 REQUEST = ("plugins", *SETTING, "where", "precision", *RUN)
 OF_PROBES = ("pooling", "keep_features")

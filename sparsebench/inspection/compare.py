@@ -31,6 +31,7 @@ from sparsebench.measure.selection import expected_iou, iou, quality, rank_corre
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
+from sparsebench.plan.locate import locate_model
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
@@ -150,9 +151,10 @@ def _planned(
             raise UserError("--plugin", got=f"'{text}'", allowed="files with the task or the model")
         registry.load_file(Path(text))
     plan = trainer.plan(replace(request, **NETWORK), registry, pictures > 0)
+    request, located = locate_model(request, plan.located)
     jobs = []
     for text in plugins:
-        candidates = expand(replace(request, plugins=(text,), alone=True, single=True), registry, plan.located)
+        candidates = expand(replace(request, plugins=(text,), alone=True, single=True), registry, located)
         job, *more = {_key(job): job for job in candidates if job.requested}.values()
         if more:
             names = ", ".join(f"{candidate.label} at {candidate.cell.budget.label}" for candidate in (job, *more))

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from timm.models import PretrainedCfg
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, one_line, reason_of
+from sparsebench.errors import UserError, few, one_line, plain, reason_of
 from sparsebench.models.base import TRANSFORMERS
 from sparsebench.models.transformers_families import CLASSES, FAMILIES, HEADS, JOINED, WITH_TEXT, Family, outputs_of
 from sparsebench.tasks.sources.files import DIGITS, sha256_of
@@ -66,7 +66,7 @@ class Converted:
         """Whether position embeddings were resampled for another image size than that of the model."""
         config = getattr(self.module.config, "vision_config", self.module.config)
         positions = getattr(self.vit, "pos_embed", None)
-        return positions is not None and tuple(self.vit.patch_embed.img_size) != _pair(config.image_size)
+        return positions is not None and tuple(self.vit.patch_embed.img_size) != pair(config.image_size)
 
     def write_back(self) -> Any:
         """Copy the weights of the timm network into the transformers model, and return the whole model.
@@ -102,9 +102,9 @@ def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
     assert family is not None
     name = type(model).__name__
     config = getattr(model.config, "vision_config", model.config)
-    own = _pair(config.image_size)
-    size = own if size is None else _pair(size)
-    _check_size(name, size, _pair(config.patch_size))
+    own = pair(config.image_size)
+    size = own if size is None else pair(size)
+    check_size(name, size, pair(config.patch_size))
     with _in_one_line(f"timm cannot build the network of {name}"):
         vit = family.network(model, config, size)
         state = {key: value.detach() for key, value in model.state_dict().items()}
@@ -148,7 +148,7 @@ def unknown_class(name: str) -> UserError:
     )
 
 
-def _check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
+def check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
     """Raise UserError if images cannot be cut into whole patches."""
     if any(pixels < side or pixels % side for pixels, side in zip(size, patch, strict=True)):
         raise UserError(
@@ -158,7 +158,7 @@ def _check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> Non
         )
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
     """Return a side or a (height, width) as (height, width)."""
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
@@ -285,7 +285,7 @@ def _resampled(model: Any, size: tuple[int, int]) -> dict[str, Tensor]:
         (key, value) for key, value in model.state_dict().items() if "embeddings.position_embedding" in key
     )
     config = getattr(model.config, "vision_config", model.config)
-    patch, own = _pair(config.patch_size), _pair(config.image_size)
+    patch, own = pair(config.patch_size), pair(config.image_size)
     before, after = ((height // patch[0]) * (width // patch[1]) for height, width in (own, size))
     rows = positions.reshape(-1, positions.shape[-1])
     length = len(rows) - before + after
@@ -316,24 +316,37 @@ def _compare(
     """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, vit.patch_embed.proj.in_channels, *size, generator=generator, dtype=torch.float64)
-    options: dict[str, Any] = {}
-    embeddings = _embeddings_of(model)
-    if resampled and "interpolate_pos_encoding" in inspect.signature(getattr(embeddings, "forward", len)).parameters:
-        options["interpolate_pos_encoding"] = True
-    with _in_float64(model) as device, _in_one_line(f"{name} cannot be called on {size[0]} x {size[1]} pixels"):
+    options = _call_options(model, resampled)
+    with in_float64(model) as device, _in_one_line(f"{name} cannot be called on {size[0]} x {size[1]} pixels"):
         expected = model(pixel_values=images.to(device), **options)
     if isinstance(expected, tuple):
         raise UserError(f"{name} returns a tuple", next_step="set return_dict=True in its configuration")
-    with _in_float64(vit) as device:
+    with in_float64(vit) as device:
         tokens = vit.forward_features(images.to(device))
-        made = _fields(model, vit, tokens, vit.forward_head(tokens))
-    fields = tuple(field for field, value in expected.items() if isinstance(value, Tensor))
-    if strange := [field for field in expected if field not in made]:
+        actual = _fields(model, vit, tokens, vit.forward_head(tokens))
+    strange = [field for field in expected if field not in actual]
+    if strange:
         raise UserError(
             f"{name} returns {few(strange)}, which timm's network does not have",
             next_step="turn off what adds it to the output, such as output_hidden_states in the configuration",
         )
-    differences = {field: _difference(made[field], expected[field]) for field in fields}
+    fields = tuple(field for field, value in expected.items() if isinstance(value, Tensor))
+    if not all(bool(expected[field].isfinite().all()) for field in fields):
+        raise UserError(f"{name} has outputs that are not finite numbers", next_step="check its weights")
+    differences = {field: difference(actual[field], expected[field]) for field in fields}
+    return type(expected), fields, _largest(differences, name)
+
+
+def _call_options(model: Any, resampled: bool) -> dict[str, bool]:
+    """Return the options with which a model is called on images of another size, if it has such an option."""
+    forward = getattr(_embeddings_of(model), "forward", len)
+    if resampled and "interpolate_pos_encoding" in inspect.signature(forward).parameters:
+        return {"interpolate_pos_encoding": True}
+    return {}
+
+
+def _largest(differences: Mapping[str, float], name: str) -> float:
+    """Return the largest difference between the outputs; raise UserError if it is larger than rounding."""
     worst = max(differences, key=lambda field: differences[field])
     if not differences[worst] <= LIMIT:
         raise UserError(
@@ -343,11 +356,11 @@ def _compare(
             next_step="something in its class or configuration is not in timm's network, such as an activation; "
             "name a model without it",
         )
-    return type(expected), fields, differences[worst]
+    return differences[worst]
 
 
 @contextmanager
-def _in_float64(network: Any) -> Iterator[torch.device]:
+def in_float64(network: Any) -> Iterator[torch.device]:
     """Set a network to evaluation mode in float64 inside the block, and give its device.
 
     A copy would not do: functions that replace `forward`, as other libraries set them, call the network itself.
@@ -370,7 +383,7 @@ def _in_float64(network: Any) -> Iterator[torch.device]:
             part.training = True
 
 
-def _difference(made: Tensor, expected: Tensor) -> float:
+def difference(made: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors, over the largest expected value if that exceeds 1."""
     if made.shape != expected.shape:
         return float("inf")
@@ -441,8 +454,14 @@ def folder_of(text: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    with _in_one_line(f"'{text}' is no folder, and cannot be downloaded from the Hugging Face Hub"):
+    try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:  # of the network, the Hub or the file system
+        raise UserError(
+            f"'{text}' is no folder here, and cannot be downloaded from the Hugging Face Hub",
+            got=plain(reason_of(error), 100),
+            next_step=f"where there is a network: hf download {name} --local-dir DIR; then give {TRANSFORMERS}DIR",
+        ) from error
 
 
 def fingerprint(folder: Path) -> str:
@@ -521,8 +540,8 @@ def meta_network(folder: Path, size: int | tuple[int, int]) -> Any:
     model, config = _skeleton(folder)
     family = family_of(model)
     assert family is not None
-    size = _pair(size)
-    _check_size(type(model).__name__, size, _pair(config.patch_size))
+    size = pair(size)
+    check_size(type(model).__name__, size, pair(config.patch_size))
     with torch.device("meta"), _in_one_line(f"timm cannot build the network of {folder}"):
         return family.network(model, config, size)
 
@@ -583,7 +602,7 @@ def published(folder: Path) -> PretrainedCfg:
     """
     said = _json(folder / PROCESSOR)
     model, config = _skeleton(folder)
-    height, width = _size_of_processor(said) or _pair(config.image_size)
+    height, width = _size_of_processor(said) or pair(config.image_size)
     family = family_of(model)
     assert family is not None
     filters = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}

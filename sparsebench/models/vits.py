@@ -163,7 +163,7 @@ class Timm(_Deep):
             height, width = self._dimensions.size
             raise UserError(
                 f"the weights are for {height} x {width} pixels, but images are cropped to squares",
-                next_step=f"give a size, --task {task.name}:canvas=SIDE; position embeddings are then resampled",
+                next_step="give a size, --image-size SIDE; position embeddings are then resampled",
             )
         self._check_patch(task, self._meta_network(task, 2).patch[0])
 
@@ -214,16 +214,18 @@ class Timm(_Deep):
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
             match_weights(vit, file, self.weights_key, fresh_head=not task.reads_head)
-            owner, size = file.name, (self._dimensions and self._dimensions.size) or (canvas, canvas)
+            owner, size = file.name, (self._dimensions and self._dimensions.size) or size
         if self.pretrained:
             head = vit.pretrained_cfg["num_classes"]
             if task.reads_head and head != vit.num_classes:
                 raise head_error(owner, head, vit.num_classes)
             create_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
-        if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
+        if not (self.weights or self.pretrained) or size == (canvas, canvas):
             return ""
         note = f"{owner} is made for {size[0]} x {size[1]} pixels, and task '{task.name}' has {canvas} x {canvas}"
-        return f"{note}: its position embeddings are resampled"
+        has_embeddings = vit.pos_embed is not None
+        how = "position embeddings are resampled" if has_embeddings else "rotary positions are computed for this size"
+        return f"{note}: its {how}"
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. Weights from timm were already loaded by `build`."""

@@ -38,7 +38,8 @@ def expand(
     """Return the jobs of a request, see `jobs_of`. Nothing is located here: see `locate`."""
     suite = load(request.suite) if suite is None else suite
     located = Located() if located is None else located
-    tasks = requested_tasks(suite, request, registry, has_weights=bool(located.files.weights))
+    has_weights = bool(located.files.weights) or request.names_folder
+    tasks = requested_tasks(suite, request, registry, has_weights=has_weights)
     return jobs_of(variants_of(tasks, suite, request, located, registry), registry)
 
 
@@ -523,5 +524,5 @@ def _check_equal_needs(variants: Iterable[Variant]) -> None:
             raise UserError(
                 "networks of one board need images of equal size and equally many classes",
                 got=f"{files[first].name} for {min(needs[first])}, {files[name].name} for {min(need_of_file)}",
-                next_step="run each file separately, or set one size for all with the task's parameter canvas",
+                next_step="run each file separately, or set one size for all with --image-size SIDE",
             )

@@ -27,9 +27,12 @@ from sparsebench.tasks.sources import Pixels
 from sparsebench.tasks.sources.composites import FOLDER, LOCATED, locate_official
 from sparsebench.tasks.sources.files import fingerprint_of
 from sparsebench.tasks.sources.known import OFFICIAL
+from sparsebench.tasks.sources.labels import FILE as CLASSES
 
 log = logging.getLogger(__name__)
 
+OF_TRANSFORMERS, OF_TEXTS = "hf-", "text-"
+"""The beginning of the names of folders of the transformers library and of features of texts, before their hash."""
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 CONVERT = (
     "if you trust the file, convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
@@ -103,7 +106,7 @@ def locate_model(request: Request, located: Located) -> tuple[Request, Located]:
     from sparsebench.models.transformers_models import fingerprint, folder_of
 
     folder = folder_of(request.model)
-    name = f"hf-{fingerprint(folder)}"
+    name = f"{OF_TRANSFORMERS}{fingerprint(folder)}"
     if request.pretrained or located.weights:
         raise UserError(
             f"'{request.model}' has its weights in its folder",
@@ -113,10 +116,25 @@ def locate_model(request: Request, located: Located) -> tuple[Request, Located]:
     places = {**located.places, name: folder}
     text_name = ""
     if texts is not None:
-        text_name = f"text-{fingerprint_of(texts)}"
+        text_name = f"{OF_TEXTS}{fingerprint_of(texts)}"
         places[text_name] = texts.expanduser()
     request = replace(request, model=f"{TRANSFORMERS}{name}")
     return request, replace(located, places=places, text_features=text_name)
+
+
+def places_of_transformers(files: Files) -> dict[str, Path]:
+    """Return the folders of the transformers library among --weights, and features of texts, by their names in cells.
+
+    A run takes these folders with --model. A replay knows the model of each cell, and gets all weights in one way.
+    """
+    from sparsebench.models.transformers_models import CONFIG, fingerprint
+
+    folders = [path.expanduser() for path in files.weights if (path.expanduser() / CONFIG).is_file()]
+    places = {f"{OF_TRANSFORMERS}{fingerprint(folder)}": folder for folder in folders}
+    if files.text_features is not None:
+        texts, digest = files.text_features.expanduser(), fingerprint_of(files.text_features)
+        places |= {f"{OF_TEXTS}{digest}": texts, f"{CLASSES}-{digest}": texts}  # the file names the classes too
+    return places
 
 
 class _PictureFinder:
@@ -369,6 +387,6 @@ def file_names(located: Located) -> dict[str, str]:
         if name.partition("-")[0] == FOLDER:
             path = path.absolute()
             names[name] = path.parent.name if path.name in folder.SPLITS else path.name
-        elif name.startswith("hf-"):
+        elif name.startswith(OF_TRANSFORMERS):
             names[name] = path.absolute().name
     return {name: as_utf8(text) for name, text in names.items()}

@@ -98,6 +98,12 @@ class Request:
         title="NAME[:PARAM=V...]",
     )
     pretrained: bool = option(False, "Start from timm's trained weights.")
+    image_size: PositiveInt | None = option(
+        None,
+        "Side of the images in pixels, the parameter canvas of image tasks; position embeddings are resampled. [that "
+        "of the weights or the task]",
+        title="SIDE",
+    )
     seeds: PositiveInt | None = option(
         None, "Number of repetitions of each cell, instead of the suite's; deterministic cells run once."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.spec import parse
 from sparsebench.tasks.base import Task
 
+CANVAS = "canvas"
+"""The parameter of image tasks that is the side of their images in pixels."""
 FIT_IMAGES = 256
 """The number of training images on which a strategy may fit, for a test of trained weights."""
 
@@ -44,7 +46,7 @@ def requested_tasks(suite: Suite, request: Request, registry: Registry, *, has_w
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     tasks = []
-    for entry, changes in _entries(suite, request, registry, has_weights):
+    for entry, changes in _sized(_entries(suite, request, registry, has_weights), request, registry):
         if entry.is_probe:
             entry = _probe_of(entry, request, has_weights)
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
@@ -82,6 +84,33 @@ def _entries(
                 yield entry, params
 
 
+def _sized(
+    entries: Iterable[tuple[SuiteTask, dict[str, Any]]], request: Request, registry: Registry
+) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield entries with their parameters, and with the requested size of the images where they have images.
+
+    Raises:
+        UserError: no entry has images, or the parameters of one have another size.
+    """
+    size, has_images = request.image_size, False
+    for entry, params in entries:
+        if size is not None and CANVAS in registry.task(entry.name).model_fields:
+            if params.get(CANVAS, size) != size:
+                raise UserError(
+                    "two sizes of images",
+                    got=f"--image-size {size}, and canvas={params[CANVAS]} of task '{entry.name}'",
+                    next_step="give only one of them",
+                )
+            params, has_images = params | {CANVAS: size}, True
+        yield entry, params
+    if size is not None and not has_images:
+        raise UserError(
+            "no task of this run has images of a size",
+            got=f"--image-size {size}",
+            next_step="leave --image-size out, or choose another task with --task",
+        )
+
+
 def _entries_of_figures(suite: Suite, requested: Sequence[str]) -> list[SuiteTask]:
     """Return the entries of a suite for the requested figures of a paper; all entries if none is requested."""
     figures = sorted({entry.figure for entry in suite.task} - {""})
@@ -101,7 +130,7 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     Raises:
         UserError: neither a training nor trained weights are requested.
     """
-    if all(entry.is_probe for entry in suite.task):
+    if all(entry.is_probe for entry in suite.task) and not request.single:
         usual = suite.task[0]
         return SuiteTask(name=name, n_train=usual.n_train, budgets=usual.budgets, model="timm", track="probe")
     if request.n_train or not registry.task(name).trains:
@@ -118,15 +147,13 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
 def _probe_of(entry: SuiteTask, request: Request, has_weights: bool) -> SuiteTask:
     """Return the entry of a probe on the user's network, if weights are given, else on the suite's networks.
 
+    For pictures it is the entry of the network itself, on whose features probes would be learned.
+
     Raises:
-        UserError: a model is named without its weights, or the networks are for pictures.
+        UserError: a model is named without its weights.
     """
     if request.single:
-        raise UserError(
-            "pictures are of networks, and not of the probes on their features",
-            got=f"task '{entry.name}' of a suite of probes",
-            next_step="choose another suite, such as quick, or folder for your weights",
-        )
+        entry = entry.model_copy(update={"track": "frozen", "n_train": (FIT_IMAGES,)})
     if has_weights or request.pretrained:
         return entry.model_copy(update={"network": ""})
     if entry.network and request.model is not None:

@@ -475,7 +475,7 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
         check_leaks(prepared.network, actor, prepared.test, None, first)
     train, test = _features_of_splits(job, prepared, context, first)
     if not (np.isfinite(train.outputs).all() and np.isfinite(test.outputs).all()):
-        raise _not_finite(prepared, "features are not finite")
+        raise _not_finite(prepared, "its features are not finite")
     context.trusted.add(trust)
 
     _add_selection(shared, prepared, test)
@@ -691,14 +691,16 @@ def _check_weights_are_finite(prepared: Prepared) -> None:
     """Raise DivergedError if a weight is infinite or not a number. On a GPU this waits once, not for each weight."""
     are_finite = torch.stack([weight.isfinite().all() for weight in prepared.network.module.parameters()])
     if not bool(are_finite.all()):
-        raise _not_finite(prepared, "the weights after the last step are not finite")
+        raise _not_finite(prepared, "its weights are not finite")
 
 
 def _not_finite(prepared: Prepared, what: str) -> DivergedError:
     """Return the error for numbers that are not finite; they are the fault of the training only if the cell trains."""
-    if prepared.task.trains and prepared.outcome is None:
-        return DivergedError(f"training diverged: {what}")
-    return DivergedError(f"the outputs of the trained network are not finite: {what}; check the weights and precision")
+    if prepared.is_trained:
+        return DivergedError(
+            f"the trained network gives no finite numbers: {what}; check the weights and the precision"
+        )
+    return DivergedError(f"training diverged: {what}")
 
 
 def _calibrate(result: Result, prepared: Prepared) -> None:

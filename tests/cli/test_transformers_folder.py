@@ -1,6 +1,7 @@
 """Commands on a folder of the transformers library."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from commands import call
 from PIL import Image
+from samples import SAMPLES
 from transformers_kinds import WIDE, folder_of, model_of, transformers
 
+from sparsebench.publish.submission import submit
 from sparsebench.records import store
 
 CLASSES = ("ant", "bee", "cow", "dog", "eel")
@@ -87,6 +90,59 @@ def test_a_run_tests_the_network_and_names_it_by_its_content(place, tmp_path):
     assert dense.metrics["accuracy"].value == pytest.approx(right / (PICTURES * len(CLASSES)))
 
 
+@pytest.mark.parametrize(("model", "size"), [("vit", []), ("vit", ["--image-size", 48]), ("dino", [])])
+def test_tokens_and_schedules_are_examined(place, tmp_path, model, size):
+    """Networks with and without a head, and at another size, in all commands that look at strategies."""
+    setting = ["--suite", "folder", "--task", "folder", "--model", f"hf:{place / model}", *pictures(place), *size]
+    setting += ["--jobs", 0, "--device", "cpu", "--out", tmp_path / "out"]
+    patches = ((size[-1] if size else SIDE) // 8) ** 2
+
+    done = call("compare", "attn_topk:macs=0.6", "tome:macs=0.6", *setting, "--json", "--picture", tmp_path / "c.png")
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert content["task"]["params"]["canvas"] == (size[-1] if size else SIDE)
+    done = call("show-tokens", "--plugin", "attn_topk:macs=0.6", *setting)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "tokens.png").stat().st_size > 0
+    done = call("schedules", "attn_topk", *setting, "--macs", 0.5, "--json")
+    assert done.exit_code == 0, done.output
+    (schedules,) = json.loads(done.stdout)
+    counts = [candidate["counts"] for candidate in schedules["candidates"]]
+    assert len(counts) > 1 and all(1 <= count < patches for several in counts for count in several)
+
+
+def submitted(place: Path, root: Path, *options: object) -> Path:
+    """Return a submission of a strategy's cells on models of transformers."""
+    setting = ["--suite", "folder", "--jobs", 0, "--device", "cpu", *pictures(place), "--macs", 0.8]
+    done = call("run", *setting, "--plugin", SAMPLES / "good.py", *options, "--out", root / "out")
+    assert done.exit_code == 0, done.output
+    submit(root / "out", root / "to")
+    return root / "to"
+
+
+def test_a_replay_names_the_folder_that_it_needs(place, tmp_path):
+    folder = submitted(place, tmp_path, "--model", f"hf:{place / 'vit'}")
+    for given in ([], ["--weights", place / "dino"]):
+        done = call("verify", folder, "--replay", 2, "--yes", "--device", "cpu", *pictures(place), *given)
+        assert done.exit_code == 2
+        assert re.search(r"was run with hf-\w{12}.*--weights", done.output), done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_texts", [False, True])
+def test_cells_on_a_folder_are_replayed(place, tmp_path, has_texts):
+    model, more = place / "vit", []
+    if has_texts:
+        model, width = clip(tmp_path / "model", "CLIPModel")
+        features = np.random.default_rng(1).normal(size=(5, width)).astype(np.float32)
+        np.savez(tmp_path / "texts.npz", features=features, classes=np.array(CLASSES))
+        more = ["--text-features", tmp_path / "texts.npz"]
+    folder = submitted(place, tmp_path, "--model", f"hf:{model}", *more)
+    given = [*pictures(place), "--weights", model, *more]
+    done = call("verify", folder, "--replay", 2, "--yes", "--device", "cpu", *given)
+    assert done.exit_code == 0 and ": replayed: " in done.stdout, done.output
+
+
 def test_a_backbone_is_not_tested_on_classes(place, tmp_path):
     done = call(
         "run", "--suite", "folder", "--model", f"hf:{place / 'dino'}", *pictures(place), "--plugin", "tome", "--out",
@@ -112,8 +168,8 @@ def test_a_folder_has_its_own_weights(place, tmp_path, more):
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
 
 
-@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel"])
-def test_texts_are_classes_without_training(place, tmp_path, name):
+def clip(folder: Path, name: str) -> tuple[Path, int]:
+    """Write a model of images and texts; return its folder and the number of its features."""
     cls = getattr(transformers, name)
     config = cls.config_class(vision_config=WIDE, text_config=TEXT | {"bos_token_id": 1, "eos_token_id": 2})
     torch.manual_seed(0)
@@ -121,8 +177,13 @@ def test_texts_are_classes_without_training(place, tmp_path, name):
     with torch.no_grad():
         for weight in model.vision_model.parameters():
             weight.copy_(0.2 * torch.randn(weight.shape) + 0.5 * (weight.ndim == 1))
-    folder = folder_of(model, tmp_path / "model")
-    width = config.projection_dim if name == "CLIPModel" else 32
+    return folder_of(model, folder), config.projection_dim if name == "CLIPModel" else 32
+
+
+@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel"])
+def test_texts_are_classes_without_training(place, tmp_path, name):
+    folder, width = clip(tmp_path / "model", name)
+    model = getattr(transformers, name).from_pretrained(folder).eval()
     texts = np.random.default_rng(1).normal(size=(6, width)).astype(np.float32)
     names = ["eel", "fly", "dog", "ant", "cow", "bee"]  # another order than the folders, and one more
     np.savez(tmp_path / "texts.npz", features=texts, classes=np.array(names))

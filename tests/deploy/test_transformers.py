@@ -94,7 +94,9 @@ def test_features_of_a_probe_are_the_mean_of_the_patches_without_the_class_token
         assert (sparse(x) - mean).abs().max() <= NEAR
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"])
+@pytest.mark.parametrize(
+    "kind", ["ViT", "I-JEPA", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"]
+)
 def test_another_image_size_is_that_of_the_model(kind, caplog):
     model = model_of(kind)
     x = pixels_for(model, side=48)
@@ -324,6 +326,24 @@ def test_what_is_no_folder_of_transformers_is_refused(tmp_path, monkeypatch):
         timm_model(f"hf:{folder_of(model_of('ViT'), tmp_path / 'model')}", Path("weights.pth"))
     with pytest.raises(UserError, match="half precision"):
         sparsebench.apply(model_of("ViT").half(), "tome", macs=1)
+
+
+def test_a_name_of_the_hub_is_a_folder_that_was_downloaded(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"hf download somebody/small --local-dir DIR; then give hf:DIR") as caught:
+        timm_model("hf:somebody/small", None)
+    assert "\n" not in str(caught.value)
+    commit, store = "0" * 40, tmp_path / "models--somebody--small"
+    folder_of(model_of("DINOv2"), store / "snapshots" / commit)
+    (store / "refs").mkdir()
+    (store / "refs" / "main").write_text(commit)
+    network = timm_model("hf:somebody/small", None)
+    with torch.no_grad():
+        x = pixels_for(model_of("DINOv2"))
+        assert (network(x) - model_of("DINOv2")(pixel_values=x).pooler_output).abs().max() <= NEAR
 
 
 def test_without_transformers_a_folder_is_refused_with_what_to_install(tmp_path, monkeypatch):

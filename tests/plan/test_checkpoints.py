@@ -250,6 +250,51 @@ def test_pictures_have_the_size_of_the_weights_or_the_task(
     assert all(f"own.pth is made for {made} x {made} pixels, and {text}" in line for line in caplog.messages)
 
 
+@pytest.mark.parametrize("suite", ["folder", "imagenet"])
+def test_the_option_image_size_makes_the_cells_of_the_parameter_canvas(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, suite: str
+) -> None:
+    files = files_for(pictures, saved(tmp_path / "own.pth", network().state_dict()))
+    others = "folder:choose_on=test"
+
+    def cells(task: str, **more: Any) -> set[str]:
+        return {job.cell.id for job in planned(tmp_path / "out", files, task, suite=suite, **more).jobs}
+
+    made = cells(others, image_size=64)
+    assert any("made for 32 x 32 pixels, and task 'folder' has 64 x 64" in line for line in caplog.messages)
+    assert made == cells(f"{others},canvas=64") == cells(f"{others},canvas=64", image_size=64)
+    assert cells(others) == cells(others, image_size=SIDE)  # the size of the weights
+    assert made.isdisjoint(cells(others))
+    with pytest.raises(UserError, match=r"--image-size 64, and canvas=32"):
+        cells(f"{others},canvas=32", image_size=64)
+    with pytest.raises(UserError, match=r"40.* cannot be divided into patches"):
+        cells(others, image_size=40)
+
+
+def test_the_image_size_of_a_composite_is_its_canvas_and_other_tasks_have_none(tmp_path: Path) -> None:
+    weights = saved(tmp_path / "own.pth", network(num_classes=10, img_size=64).state_dict())
+    for more in ({"tasks": "composite"}, {"tasks": ()}):
+        options = {"suite": "probe", "plugins": "attn_topk", "image_size": 80} | more
+        jobs = planned(tmp_path / "out", planner.Files(weights=weights), **options).jobs
+        assert {job.cell.task.params["canvas"] for job in jobs} == {80}
+        assert {job.cell.task.params["foreground"] for job in jobs} == {64}
+    with pytest.raises(UserError, match=r"no task of this run has images.*--image-size 64"):
+        planned(tmp_path / "out", planner.Files(), "theory", suite="quick", model=None, image_size=64)
+
+
+def test_rotary_positions_of_another_size_are_said(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = timm.create_model("vit_small_patch16_rope_224", num_classes=len(CLASSES))
+    assert model.pos_embed is None
+    files = files_for(pictures, saved(tmp_path / "own.pth", model.state_dict()))
+    options = {"model": "timm:vit_small_patch16_rope_224", "alone": True}
+    planned(tmp_path / "out", files, **options)
+    assert not caplog.messages
+    planned(tmp_path / "out", files, image_size=32, **options)
+    assert "made for 224 x 224 pixels, and task 'folder' has 32 x 32: its rotary positions" in caplog.text
+
+
 OBLONG = {"input_size": (3, 32, 64), "num_classes": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 0.95}
 
 
@@ -270,7 +315,7 @@ def test_weights_for_oblong_pictures_need_an_explicit_square(
     for module in (timm.models._factory, sparsebench.models.timm_models):
         monkeypatch.setattr(module, "load_model_config_from_hf", lambda name, **_: (OBLONG, ARCH, {}))
     files = files_for(pictures, saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict()))
-    with pytest.raises(UserError, match=r"for 32 x 64 pixels.*--task folder:canvas=SIDE"):
+    with pytest.raises(UserError, match=r"for 32 x 64 pixels.*--image-size SIDE"):
         planned(tmp_path / "out", files, model="timm:hf-hub:somebody/oblong")
     planned(tmp_path / "out", files, "folder:canvas=32", model="timm:hf-hub:somebody/oblong")
     assert "made for 32 x 64 pixels, and task 'folder' has 32 x 32" in caplog.text
