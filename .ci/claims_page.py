@@ -1,21 +1,42 @@
-"""Write the table of docs/results/claims.md from the ledger of published numbers."""
+"""Write the tables of docs/results/claims.md and orders.md from the ledgers of published numbers and orders."""
 
 import re
 from pathlib import Path
 
-from sparsebench.paper import claims
+from sparsebench.board import tables
+from sparsebench.board.tables import Choice
+from sparsebench.paper import claims, orders
 from sparsebench.plugin.registry import Registry
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "claims.md"
-MARKED = re.compile(r"(<!-- claims -->\n).*(<!-- end of claims -->)", re.DOTALL)
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+COLUMNS_OF_VOTES = ("order", "better", "worse", "rows", "matched", "share", "loss", "training", "baselines")
 
 
-def page() -> str:
-    """Return the page with the current table."""
-    text = PAGE.read_text(encoding="utf-8")
-    shown = claims.render(claims.recount_all(claims.load(), Registry()), "md")
-    return MARKED.sub(lambda match: f"{match[1]}{shown}{match[2]}", text)
+def of_claims() -> str:
+    """Return the table of published numbers."""
+    return claims.render(claims.recount_all(claims.load(), Registry()), "md")
+
+
+def of_votes() -> str:
+    """Return the table of the votes of published orders."""
+    return tables.render(orders.report_of_votes(orders.load()), "md", Choice(COLUMNS_OF_VOTES))
+
+
+TABLES = {"claims.md": ("claims", of_claims), "orders.md": ("votes", of_votes)}
+"""The mark of the table of each page, and what writes it."""
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages with their current tables."""
+    texts = {}
+    for name, (mark, write) in TABLES.items():
+        page = RESULTS / name
+        marked = re.compile(f"(<!-- {mark} -->\n).*(<!-- end of {mark} -->)", re.DOTALL)
+        shown = write()
+        texts[page] = marked.sub(lambda match, shown=shown: f"{match[1]}{shown}{match[2]}", page.read_text("utf-8"))
+    return texts
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")

@@ -28,9 +28,9 @@ class DiffRateSearch(Strategy):
     GMACs.
 
     The initial counts are those of `diffrate`, as the means of binomial distributions. Their logits are `pace` times
-    the learned parameters, which have the network's learning rate. In the paper only the counts are learned, and at
-    first the loss has no term of the MACs; here the network is trained in the same steps. The products of the cosines
-    are counted in the MACs.
+    the learned parameters, which have the network's learning rate. With `frozen`, only the counts are learned, as in
+    the paper; by default the network is trained in the same steps. In the paper the loss has no term of the MACs at
+    first. The products of the cosines are counted in the MACs.
     """
 
     name: ClassVar[str] = "diffrate_search"
@@ -41,6 +41,7 @@ class DiffRateSearch(Strategy):
     }
     schedule: ClassVar[Schedule] = "every"
     trained: ClassVar[bool] = True
+    added: ClassVar[frozenset[str]] = frozenset({"frozen"})
     adaptive: ClassVar[bool] = True
     citation: ClassVar[str] = "Chen et al., DiffRate: differentiable compression rate, ICCV 2023"
     bibtex: ClassVar[str] = """@inproceedings{chen2023diffrate,
@@ -52,14 +53,15 @@ class DiffRateSearch(Strategy):
 }"""
     variant: ClassVar[bool] = True
     differs: ClassVar[str] = (
-        "the network is trained in the same steps, while the paper learns only the counts, and the loss includes the "
-        "MACs from the first step"
+        "the network is trained in the same steps, while the paper learns only the counts (frozen=true), and the loss "
+        "includes the MACs from the first step"
     )
 
     weight: float = Field(5 * 4.6**2, ge=0, description="weight of the squared difference from the budget's MACs")
     merged: float = Field(0.5, ge=0, le=1, description="initial share of merged tokens among those not kept")
     pace: float = Field(10.0, gt=0, description="factor of the learned parameters in the logits of the counts")
     proportional: bool = Field(True, description="later attention weights tokens by their sizes")
+    frozen: bool = Field(False, description="only the counts are learned; the network is frozen")
 
     def module(self, place: Place) -> "Module":
         """Return the logits of p and m, divided by `pace`."""
@@ -79,6 +81,10 @@ class DiffRateSearch(Strategy):
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the cosines of all tokens with the kept tokens."""
         return place.tokens * place.keep * place.width
+
+    def network_rate(self, done: float) -> float:
+        """Freeze the network if `frozen`."""
+        return 0.0 if self.frozen else 1.0
 
     def plan(self, view: TokenView, keep: int) -> Mask | Merge:
         """Drop the last ranks and merge the middle ones; in training with masks."""

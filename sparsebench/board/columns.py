@@ -103,6 +103,7 @@ ALL_COLUMNS = (
     Column("strategy", "strategy", "text", "name, with the parameters that differ from their defaults"),
     Column("kind", "kind", "text", "baseline, deployable or oracle; oracles see which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
+    Column("variant", "variant", "text", "yes: not the published method; a note says how it differs"),
     Column(
         "budget",
         "budget",
@@ -377,7 +378,7 @@ BY_TASK = ALL_COLUMNS[:3]
 """The columns that only a board by task has, at its left."""
 OF_PROBES = tuple(column.key for column in ALL_COLUMNS if column.part == "images to target")
 FROM_CHECKS = tuple(column.key for column in ALL_COLUMNS[ALL_COLUMNS.index(BY_KEY["checks"]) :])
-SOMETIMES = ("sample_complexity_loss", *OF_PROBES, *FROM_CHECKS)
+SOMETIMES = ("variant", "sample_complexity_loss", *OF_PROBES, *FROM_CHECKS)
 """Keys of columns that a board has only if a row has a value."""
 ALWAYS_SHOWN = tuple(column for column in ALL_COLUMNS[3:] if column.key not in SOMETIMES)
 """The columns that every board has."""

@@ -23,6 +23,7 @@ from sparsebench.board.reading import (
     SEED,
     TARGET,
     TRACK,
+    VARIANT,
     Flats,
     entry_of_dense,
     frame_of,
@@ -44,11 +45,15 @@ RANDOM_INSIDE = "random_inside"
 RANDOM_TOKENS = (*RANDOM_OF_SITE.values(), RANDOM_INSIDE)
 """The baselines that rows are compared with at their own budget, besides dense: by the site of a strategy, and of
 strategies of all other sites."""
-OVER_SIZES = ("sample complexity", probes.PART)
+TRIALS, GAP = "sample complexity", "spurious gap"
+"""The parts of a board's columns that trials and gaps have."""
+OVER_SIZES = (TRIALS, probes.PART)
 """The parts of a board's columns that are computed from all numbers of training samples."""
+REPETITIONS = "complete repetitions"
+"""The column of `_trials` with their number. It is not a column of boards."""
 AMOUNT = ["budget_amount", "budget_value", "budget_rounding", "budget_where"]
 """Columns that say what a budget is, apart from blocks and schedule."""
-NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
+NOTHING = {CHECKS: UNCHECKED, VARIANT: "", "badge": "", "track": TRACK, "class_folders": ""}
 """Values that are as uninformative as missing ones: an optional column is left out if it has no others."""
 
 
@@ -90,12 +95,15 @@ class Leaderboard(NamedTuple):
         columns: columns of the rows. In a board over all tasks they name the task that they were taken from.
         by_task: whether tasks and models have separate rows.
         comparisons: all comparisons of the records, also those that are not on the board.
+        sections: rankings of the main task on the same networks with other parameters, such as another share of
+            relevant tokens. A board over all tasks has them below its tables.
     """
 
     rankings: Sequence[Ranking] = ()
     columns: Sequence[Column] = ALL_COLUMNS
     by_task: bool = False
     comparisons: Sequence[Comparison] = ()
+    sections: Sequence[Ranking] = ()
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -136,7 +144,7 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     frame = frame_of(records)
     kinds = metrics_of(frame)
     comparisons = comparisons_of(frame) if judged is None else judged.comparisons
-    computed = () if judged is None else judged.rankings
+    computed = () if judged is None else (*judged.rankings, *judged.sections)
     target = float(frame.attrs.get(TARGET, 0.0))
     failed_records = frame[~frame["status"].isin(("ok", "unsupported"))]
     with_failures = set(failed_records[["strategy", "budget"]].itertuples(index=False, name=None))
@@ -147,13 +155,17 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
         chosen = _one_of_each_task(comparisons, frame.attrs.get(MAIN, ()))
         groups = [chosen] if chosen else []
 
-    rankings = []
-    for group in groups:
+    def ranking_of(group: Sequence[Comparison]) -> Ranking:
         parts = _parts(group, kinds)
         # Comparisons are equal only if they are the same object, so equal parts have the same records.
         equal = next((ranking for ranking in computed if ranking.parts == parts), None)
-        rankings.append(equal or _rank(parts, kinds, with_failures, target))
+        return equal or _rank(parts, kinds, with_failures, target)
+
+    rankings = [ranking_of(group) for group in groups]
     board = Leaderboard(rankings, ALL_COLUMNS, by is not None, comparisons)
+    if by is None and rankings:
+        sections = _with_other_parameters(rankings[0].comparison, comparisons)
+        board = board._replace(sections=[ranking_of([comparison]) for comparison in sections])
     visible = _visible(board, kinds)
     return board._replace(columns=[*columns.BY_TASK, *visible] if by else visible)
 
@@ -183,16 +195,28 @@ def _one_of_each_task(comparisons: Sequence[Comparison], mains: Sequence[str]) -
     return sorted(of_task.values(), key=place)
 
 
+def _with_other_parameters(main: Comparison, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the other comparisons of a task on the same trained networks, if it tests networks as they are."""
+    if main.track != "frozen":
+        return []
+    others = []
+    for comparison in comparisons:
+        is_same = (comparison.source, comparison.model, comparison.track) == (main.source, main.model, main.track)
+        if comparison is not main and is_same and comparison.networks == main.networks:
+            others.append(comparison)
+    return others
+
+
 def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str, Comparison]:
     """Return the comparison of each part of the columns: the first of the group that has it."""
     parts = {"accuracy": group[0]}
     for comparison in reversed(group):  # the first of the group is last, so it replaces the others
         if comparison.has_trials:
-            parts["sample complexity"] = comparison
+            parts[TRIALS] = comparison
         if comparison.is_probe:
             parts[probes.PART] = comparison
         if comparison.has("spurious_gap"):
-            parts["spurious gap"] = comparison
+            parts[GAP] = comparison
         for kind in kinds:
             if comparison.has(kind.name):
                 parts[kind.name] = comparison
@@ -231,29 +255,17 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], target: 
     """
     main = parts["accuracy"]
     # Trials and probes use all numbers of training samples, everything else only the largest.
-    used = {name: part.records if name in OVER_SIZES else part.tested for name, part in parts.items()}
+    used = [part.records if name in OVER_SIZES else part.tested for name, part in parts.items()]
+    about = _about_strategies(used)
 
-    means = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean")
-    tables = [over_seeds(main.tested, {**means, "images_per_s": "median"}), _devices(main.tested)]
-    seed_counts = [records.groupby("entry")[SEED].nunique() for records in used.values()]
-    if "sample complexity" in parts:
-        trials = _trials(parts["sample complexity"])
+    tables = _measurements(parts, kinds, target)
+    seed_counts = [records.groupby("entry")[SEED].nunique() for records in used]
+    for table in tables:
         # The number of complete repetitions counts as another number of seeds, and is no column of its own.
-        seed_counts.append(trials.pop("n_seeds"))
-        tables.append(trials)
-    if probes.PART in parts:
-        tables.append(probes.columns_of(parts[probes.PART], target))
-    schedules = _schedules(main.tested)
-    if "spurious gap" in parts:
-        tables.append(gaps.columns_of(parts["spurious gap"]))
-        # A budget that only the task with gaps has is in no row of the main task.
-        schedules = schedules.combine_first(_schedules(parts["spurious gap"].tested))
-    for kind in kinds:
-        if kind.name in parts:
-            tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
+        if REPETITIONS in table:
+            seed_counts.append(table.pop(REPETITIONS))
 
-    about = _about_strategies(list(used.values()))
-    rows = main.every.loc[about.index].join([*tables, about, schedules])
+    rows = main.every.loc[about.index].join([*tables, about, _schedules_of(parts)])
     # A row has as many seeds as the part with the fewest.
     rows["n_seeds"] = pd.concat(seed_counts, axis=1).min(axis=1).astype(int)
     rows["track"] = main.track
@@ -264,6 +276,31 @@ def _rows(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], target: 
     remove_ranks(rows)
     order = dict.fromkeys([*columns.keys_of(ALL_COLUMNS), *rows])
     return rows.reindex(columns=list(order))
+
+
+def _measurements(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], target: float) -> list[pd.DataFrame]:
+    """Return the tables of measured columns, by entry, see `_rows`."""
+    tested = parts["accuracy"].tested
+    means = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean")
+    tables = [over_seeds(tested, {**means, "images_per_s": "median"}), _devices(tested)]
+    if TRIALS in parts:
+        tables.append(_trials(parts[TRIALS]))
+    if probes.PART in parts:
+        tables.append(probes.columns_of(parts[probes.PART], target))
+    if GAP in parts:
+        tables.append(gaps.columns_of(parts[GAP]))
+    for kind in kinds:
+        if kind.name in parts:
+            tables.append(over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}))
+    return tables
+
+
+def _schedules_of(parts: Mapping[str, Comparison]) -> pd.DataFrame:
+    """Return the chosen schedules of the main task, and of the budgets that only the task with gaps has."""
+    schedules = _schedules(parts["accuracy"].tested)
+    if GAP in parts:
+        schedules = schedules.combine_first(_schedules(parts[GAP].tested))
+    return schedules
 
 
 def _schedules(tested: pd.DataFrame) -> pd.DataFrame:
@@ -291,14 +328,15 @@ def _devices(tested: pd.DataFrame) -> pd.DataFrame:
 
 
 def _about_strategies(records: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return what is known of the strategy of each entry: training, site, checks, badge.
+    """Return what is known of the strategy of each entry: training, site, variant, checks, badge.
 
-    Several versions of a strategy can have records. If a value differs between them, the entry has none.
+    Several versions of a strategy can have records. If a value differs between them, the entry has none; if one of
+    them is a variant, the entry is one.
 
     Args:
         records: the records of all parts of the columns.
     """
-    if_several = {"trained": "", "site": "", CHECKS: SEVERAL, "badge": ""}
+    if_several = {"trained": "", "site": "", VARIANT: "yes", CHECKS: SEVERAL, "badge": ""}
     every = pd.concat([part[["entry", *if_several]] for part in records])
     table = pd.DataFrame(index=np.unique(every["entry"]))
     for name, otherwise in if_several.items():
@@ -308,21 +346,21 @@ def _about_strategies(records: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _trials(comparison: Comparison) -> pd.DataFrame:
-    """Return the columns of sample complexity for each entry, with the number of complete repetitions as n_seeds."""
+    """Return the columns of sample complexity for each entry, with the number of complete repetitions."""
     records = comparison.records[["entry", "repetition", "n_train", "success", "success_loss"]]
     groups = {entry: part for entry, part in records.groupby("entry") if part["success"].notna().any()}
     trials = {entry: _successes(part, "success") for entry, part in groups.items()}
     dense = trials.get(entry_of_dense(comparison.records))
     rows = {}
     for entry, successes in trials.items():
-        rows[entry] = {"n_seeds": len(successes.seeds)} | interval_row(
-            "sample_complexity", sample_complexity(successes)
-        )
+        row = {REPETITIONS: len(successes.seeds)}
+        row |= interval_row("sample_complexity", sample_complexity(successes))
         if groups[entry]["success_loss"].notna().any():
             by_loss = _successes(groups[entry], "success_loss")
-            rows[entry] |= interval_row("sample_complexity_loss", sample_complexity(by_loss))
+            row |= interval_row("sample_complexity_loss", sample_complexity(by_loss))
         if dense is not None and math.isfinite(dense.n50):
-            rows[entry] |= interval_row("sample_complexity_ratio", n50_ratio(successes, dense))
+            row |= interval_row("sample_complexity_ratio", n50_ratio(successes, dense))
+        rows[entry] = row
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -340,27 +378,16 @@ def _rank(
     rows = _rows(parts, kinds, target)
     main = parts["accuracy"]
     unranked = _unranked(rows, main.common, with_failures)
-
     measured = rows[rows["accuracy"].notna()]
     all_pairs = _pairs_of(main, measured.index)
+
     rows.loc[measured.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
+    _add_differences(rows, measured, all_pairs, unranked)
+    if probes.PART in parts:
+        rows = _with_ranks_of_probes(rows, parts[probes.PART], measured, unranked)
 
     # Oracles have marks but no rank.
-    may_have_mark = ~measured.index.isin(unranked)
-    may_have_rank = may_have_mark & (measured["kind"] != "oracle").to_numpy()
-    by_reference = (
-        (DENSE, "accuracy_delta", _places_of_dense(measured)),
-        ("random", "random_delta", _places_of_random(measured)),
-    )
-    for name, delta, references in by_reference:
-        _compare(rows, measured.index, all_pairs, may_have_mark, name=name, delta=delta, references=references)
-
-    if probes.PART in parts:
-        places_of_random = _places_of_random(measured)
-        random_of = {measured.index[row]: measured.index[random] for row, random in places_of_random.items()}
-        rows = probes.add_random(rows, parts[probes.PART], random_of)
-        rows = probes.add_ranks(rows, unranked)
-
+    may_have_rank = ~measured.index.isin(unranked) & (measured["kind"] != "oracle").to_numpy()
     ranked_places = np.flatnonzero(may_have_rank)
     ranked = measured.index[ranked_places]
     pairs = all_pairs.among(ranked_places.tolist())
@@ -377,6 +404,27 @@ def _rank(
     )
     rows, over_budgets = with_curves(main, rows, unranked)
     return Ranking(parts, rows.loc[ranked], pairs, rows, over_budgets)
+
+
+def _add_differences(rows: pd.DataFrame, measured: pd.DataFrame, pairs: Pairs, unranked: pd.Index) -> None:
+    """Add to `rows` the differences of the measured ones to dense and to random tokens, see `_compare`."""
+    may_have_mark = ~measured.index.isin(unranked)
+    by_reference = (
+        (DENSE, "accuracy_delta", _places_of_dense(measured)),
+        ("random", "random_delta", _places_of_random(measured)),
+    )
+    for name, delta, references in by_reference:
+        _compare(rows, measured.index, pairs, may_have_mark, name=name, delta=delta, references=references)
+
+
+def _with_ranks_of_probes(
+    rows: pd.DataFrame, comparison: Comparison, measured: pd.DataFrame, unranked: pd.Index
+) -> pd.DataFrame:
+    """Return rows with the differences of probes to random tokens, and with their ranks by images to target."""
+    entries = measured.index
+    references = {entries[row]: entries[random] for row, random in _places_of_random(measured).items()}
+    rows = probes.add_random(rows, comparison, references)
+    return probes.add_ranks(rows, unranked)
 
 
 def _pairs_of(main: Comparison, measured: pd.Index) -> Pairs:

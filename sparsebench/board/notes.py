@@ -17,7 +17,7 @@ from sparsebench.board.columns import TOLERANCE, over_budget
 from sparsebench.board.common import PRETRAINING
 from sparsebench.board.comparison import Comparison, beside_chosen, comparisons_of
 from sparsebench.board.judge import Leaderboard, judge
-from sparsebench.board.reading import DENSE, Flats, dense_of, frame_of
+from sparsebench.board.reading import DENSE, DIFFERS, VARIANT, Flats, dense_of, frame_of
 from sparsebench.errors import UserError, few
 from sparsebench.plan.suite import load
 from sparsebench.records import manifests
@@ -56,6 +56,7 @@ def notes_on(
         *unequal(comparisons, folder),
         *_not_shown(comparisons),
         *_other_schedules(judged),
+        *_variants(frame),
         *_over_budget(judged),
         *below_chance(frame),
         *(_technical(frame, judged) if technical else ()),
@@ -129,6 +130,13 @@ def _remarks(frame: pd.DataFrame) -> Iterator[str]:
     for strategy, remark in sorted(remarks.itertuples(index=False)):
         if remark:
             yield f"{strategy}: checks: {remark}"
+
+
+def _variants(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for each strategy that is a variant of its paper's method."""
+    variants = frame.loc[frame[VARIANT] == "yes", ["strategy_name", DIFFERS]].drop_duplicates()
+    for strategy, differs in sorted(variants.itertuples(index=False)):
+        yield f"{strategy}: a variant, not the published method: {differs}"
 
 
 def _over_budget(judged: Leaderboard) -> Iterator[str]:

@@ -19,7 +19,7 @@ from sparsebench.board import columns
 from sparsebench.board.columns import BY_KEY, interval_row
 from sparsebench.board.comparison import Comparison
 from sparsebench.board.ranks import add_ranks, in_order, remove_ranks
-from sparsebench.board.reading import DENSE, over_seeds, speed_ups
+from sparsebench.board.reading import DENSE, VARIANT, over_seeds, speed_ups
 from sparsebench.records.reports import CHECKS
 from sparsebench.stats import curves, paired
 from sparsebench.stats.paired import Pairs, Results
@@ -68,8 +68,7 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
         p_label=over_seeds(main.tested, {"p_label": "mean"})["p_label"],
     )
     common = main.common.budgets.common
-    is_compared = rows["asked"].isin(common) | (rows["curve"] == DENSE)
-    compared = rows.index[rows["curve"].notna() & is_compared]
+    compared = compared_points(rows, common)
     heights, values = _heights(main, rows.loc[compared], common)
     empty_columns = [name for name in values if name in rows]
     rows = rows.drop(columns=empty_columns).join(values, on="curve")
@@ -82,6 +81,12 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
     rows["kept_accuracy_rank"] = rows["curve"].map(table["rank"])
 
     return rows, Curves(budgets, middle, _in_order(table), pairs)
+
+
+def compared_points(rows: pd.DataFrame, common: Collection[float]) -> pd.Index:
+    """Return the entries of the points at the common budgets, and of dense."""
+    is_at_common = rows["asked"].isin(common) | (rows["curve"] == DENSE)
+    return rows.index[rows["curve"].notna() & is_at_common]
 
 
 def _middle(budgets: Sequence[float]) -> float:
@@ -207,7 +212,7 @@ def _rows_of_curves(
     at_middle = points[(points["asked"] == middle) | (points["curve"] == DENSE)]
     table = at_middle.set_index("curve").reindex(first.index)
     # These values belong to the whole curve: a curve without a point at the middle budget has them too.
-    of_curve = [BY_KEY[key] for key in ("kind", "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
+    of_curve = [BY_KEY[key] for key in ("kind", VARIANT, "how", "kept_accuracy", "macs_at_2", CHECKS, "badge")]
     shared = [key for key in (*columns.keys_of(of_curve), "macs_at_2_at_most") if key in first]
     table = table.assign(**first[shared])
     table["strategy"] = table.index

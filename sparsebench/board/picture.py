@@ -111,33 +111,41 @@ def draw(
     if quantity not in quantities(board):
         raise UserError("the board has no results of this quantity", got=quantity, allowed=quantities(board))
     column = BY_KEY[COLUMN[quantity]]
-    rows = board.judged.rows
     comparison = board.judged.parts.get(column.part)
     words = "" if comparison is None else about(comparison)
-    if title is not None or width == "one":
-        words = title or ""
+    rows = board.judged.rows
     ranking = board.judged.over_budgets
     if ranking is not None and ranking.curves is not None:
+        header = words if title is None and width == "two" else title or ""
         over_budgets = None
         if quantity == ACCURACY:
-            over_budgets = _accuracy_curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
+            over_budgets = _accuracy_curves(ranking.every, ranking.curves, header, strategies, width, board.third_party)
         elif quantity == GAP:
-            over_budgets = _gap_curves(ranking.every, ranking.curves, words, strategies, width, board.third_party)
+            over_budgets = _gap_curves(ranking.every, ranking.curves, header, strategies, width, board.third_party)
         if over_budgets is not None:
             return over_budgets
         # One row for each strategy, at the budget nearest to one half; without curves all rows are drawn.
         other_budgets = set(ranking.curves.budgets) - {ranking.curves.middle}
         rows = rows[~rows["asked"].isin(other_budgets)]
+
     values = _values(rows, column)
     if quantity != SAMPLES:
         values[["value", "low", "high"]] *= 100
-    quantity_title, unit = DOTS[quantity]
+    header = title or ""
+    if title is None and width == "two":
+        header = _title_of_dots(quantity, values, words)
+    return dots(values, header, DOTS[quantity][1], strategies, width, samples=quantity == SAMPLES)
+
+
+def _title_of_dots(quantity: str, values: pd.DataFrame, words: str) -> str:
+    """Return the title of a picture of dots: the quantity, the budget if all have the same, and data and networks."""
+    sentences = [DOTS[quantity][0]]
     budgets = values.loc[values["strategy"] != DENSE, "budget"].unique()
-    budget = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
-    header = title
-    if header is None:
-        header = " ".join(filter(None, (quantity_title, budget, words))) if width == "two" else ""
-    return dots(values, header, unit, strategies, width, samples=quantity == SAMPLES)
+    if len(budgets) == 1:
+        sentences.append(f"Budget: {budgets[0]}.")
+    if words:
+        sentences.append(words)
+    return " ".join(sentences)
 
 
 def _accuracy_curves(
@@ -147,7 +155,7 @@ def _accuracy_curves(
     lines = _lines(rows, over)
     if not any(len(line.x) > 1 for line in lines.values()):
         return None
-    return curves(rows, over, title, strategies, width, third_party)
+    return curves(rows, over, title, strategies, width, third_party, lines)
 
 
 def _gap_curves(
@@ -183,6 +191,7 @@ def curves(
     strategies: Sequence[str] = (),
     width: str = "two",
     third_party: Collection[str] = (),
+    lines: Mapping[str, _Line] | None = None,
 ) -> Figure:
     """Return the picture of the difference of accuracy to dense over realised MACs, with dense at the left.
 
@@ -196,26 +205,25 @@ def curves(
         strategies: the strategies to name.
         width: "one" or "two" columns of a paper.
         third_party: strategies that do not come with sparsebench.
+        lines: the lines of these curves, if they are known.
 
     Raises:
         UserError: a chosen strategy is not on the board or costs as much as dense, or there are too many.
     """
-    lines = _lines(rows, over)
-    chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over, third_party)
-    looks = _looks(lines, chosen)
+    if lines is None:
+        lines = _lines(rows, over)
+    chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over, third_party, lines)
+    looks = looks_of(lines, chosen)
     named = [lines[name] for name in looks]
     others = [line for name, line in lines.items() if name not in looks]
     bottom = _bottom(named)
 
     notes = [f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy."]
     notes.append("Bars: 95 % intervals of differences. The vertical axis is stretched near dense.")
-    if any(line.y.min() < bottom for line in others):
-        notes.append("Grey: all others; lines that leave the chart lose more.")
-    elif others:
-        notes.append("Grey: all others.")
+    notes += _notes_on_others(others, bottom)
     if not strategies:
         notes.append(f"In colour: {named_by_default(rows, third_party)}.")
-    notes += _notes_on_references(looks, width)
+    notes += notes_on_references(looks, width)
 
     # Names at the ends of the lines need room.
     high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
@@ -249,13 +257,13 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
     _check(chosen, lines)
     _check_number(chosen)
-    looks = _looks(lines, chosen)
+    looks = looks_of(lines, chosen)
     others = [name for name in lines if name not in looks]
 
     notes = [GAP_IS, "Bars: 95 % intervals."]
     if others:
         notes.append("Grey: all others.")
-    notes += _notes_on_references(looks, width)
+    notes += notes_on_references(looks, width)
     with sheet(width):
         figure = new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
         panels = {"worst_group_accuracy": "accuracy of the worst group, %", "aligned_gap": "spurious gap, points"}
@@ -285,7 +293,7 @@ def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style
         axis.vlines(x, low, high, color=look.color, linewidth=0.8, alpha=0.7)
 
 
-def _looks(available: Collection[str], chosen: Sequence[str]) -> dict[str, style.Series]:
+def looks_of(available: Collection[str], chosen: Sequence[str]) -> dict[str, style.Series]:
     """Return the looks of named lines: first references that are not chosen themselves, then the chosen ones."""
     looks = {name: LOOKS[name] for name in REFERENCES if name in available and name not in chosen}
     for place, name in enumerate(chosen):
@@ -293,7 +301,14 @@ def _looks(available: Collection[str], chosen: Sequence[str]) -> dict[str, style
     return looks
 
 
-def _notes_on_references(looks: Collection[str], width: str) -> list[str]:
+def _notes_on_others(others: Sequence[_Line], bottom: float) -> list[str]:
+    """Return a sentence on the grey lines, if any, of a chart that ends at `bottom`."""
+    if any(line.y.min() < bottom for line in others):
+        return ["Grey: all others; lines that leave the chart lose more."]
+    return ["Grey: all others."] if others else []
+
+
+def notes_on_references(looks: Collection[str], width: str) -> list[str]:
     """Return a sentence on each reference that is named, if the picture has room."""
     return [f"{REFERENCES[name]}." for name in REFERENCES if name in looks] if width == "two" else []
 
@@ -306,7 +321,7 @@ def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float) -> None:
     last = min(line.x[-1] for line in named)
     axis.set_xlim(1, last - 0.01 * (1 - last))
     axis.xaxis.set_major_formatter("{x:g}")
-    _fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
+    fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
     axis.set_xlabel("MACs spent, share of dense")
     axis.set_ylabel("accuracy against dense, points")
     axis.grid(axis="y")
@@ -321,26 +336,45 @@ def _plot(axis: Axes, line: _Line, look: style.Series) -> None:
         axis.vlines(line.x, line.low, line.high, color=look.color, linewidth=0.8, alpha=0.7)
 
 
-def main_strategies(rows: pd.DataFrame, over: Curves, third_party: Collection[str] = ()) -> list[str]:
+def main_strategies(
+    rows: pd.DataFrame,
+    over: Curves,
+    third_party: Collection[str] = (),
+    lines: Mapping[str, _Line] | None = None,
+) -> list[str]:
     """Return the strategies that `curves` names by default, in the board's order.
 
     They are the most accurate at each budget, then those of best rank; strategies that are significantly worse than
     `random_inside` are left out. The third-party strategies of best rank are named too, however accurate they are.
+
+    Args:
+        rows, over, third_party, lines: see `curves`.
     """
-    lines = _lines(rows, over)
+    if lines is None:
+        lines = _lines(rows, over)
+    order = list(lines)
     deployable = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
     ranked = {name for name in deployable if not math.isnan(lines[name].rank[0])} or deployable
-    points = rows[~over_budget(rows)].dropna(subset="curve")  # other rows have budgets that are no shares
-    accuracies = points.pivot(index="curve", columns="asked", values="accuracy")
-    accuracies = accuracies.reindex([name for name in lines if name in ranked])
-    most_accurate = accuracies.reindex(columns=sorted(over.budgets)).dropna(axis="columns", how="all").idxmax().tolist()
-    by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
-    best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED_BY_DEFAULT]
-    limit = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
-    best = [name for name in best if not lines[name].rank[0] > limit]
+
+    def by_rank(name: str) -> tuple[float, ...]:
+        return (*np.nan_to_num(lines[name].rank, nan=math.inf), order.index(name))
+
+    most_accurate = _most_accurate(rows, over, [name for name in order if name in ranked])
+    best = list(dict.fromkeys([*most_accurate, *sorted(ranked, key=by_rank)]))[:NAMED_BY_DEFAULT]
+    if "random_inside" in lines:
+        limit = lines["random_inside"].rank[1]
+        best = [name for name in best if not lines[name].rank[0] > limit]
     theirs = deployable & set(rows.loc[rows["strategy"].isin(third_party), "curve"])
     best += [name for name in over.rows.index if name in theirs][:NAMED_BY_DEFAULT]
-    return [name for name in lines if name in best]
+    return [name for name in order if name in best]
+
+
+def _most_accurate(rows: pd.DataFrame, over: Curves, names: Sequence[str]) -> list[str]:
+    """Return the most accurate of these curves at each budget."""
+    points = rows[~over_budget(rows)].dropna(subset="curve")  # other rows have budgets that are no shares
+    accuracies = points.pivot(index="curve", columns="asked", values="accuracy").reindex(names)
+    of_budgets = accuracies.reindex(columns=sorted(over.budgets)).dropna(axis="columns", how="all")
+    return of_budgets.idxmax().tolist()
 
 
 def named_by_default(rows: pd.DataFrame, third_party: Collection[str]) -> str:
@@ -486,15 +520,17 @@ def new_figure(width: str, high: float, title: str, notes: str) -> Figure:
 
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     """Return the curves of the strategies that cost less than dense, in the board's order."""
-    lines, curves = {}, points_of(rows.dropna(subset="accuracy_delta"))
+    lines = {}
+    points_of_curves = points_of(rows.dropna(subset="accuracy_delta"))
     for name, *rank in over.rows[list(RANK_ENDS)].itertuples(name=None):
-        if name in curves:
-            points = curves[name][::-1]
-            y, low, high = (
-                100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
-                for key in BY_KEY["accuracy_delta"].keys
-            )
-            lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, tuple(rank))
+        if name not in points_of_curves:
+            continue
+        points = points_of_curves[name][::-1]
+        x = points["macs_ratio"].to_numpy(float)
+        y, low, high = (
+            100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float) for key in BY_KEY["accuracy_delta"].keys
+        )
+        lines[name] = _Line(name, x, y, low, high, tuple(rank))
     return lines
 
 
@@ -528,7 +564,7 @@ def _bottom(lines: Sequence[_Line]) -> float:
     return min(others, random if random > BELOW * others else 0.0)
 
 
-def _fit(axis: Axes, bottom: float, top: float) -> None:
+def fit(axis: Axes, bottom: float, top: float) -> None:
     """Set the limits of the vertical axis, in points, with ticks that do not overlap."""
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))

@@ -57,7 +57,7 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
     for name, results in _at_largest(comparison).items():
         rows = rows.join(_column(f"{name}_accuracy", results, comparison.lone))
         if dense is not None and dense in results:
-            to_dense = {entry: combined([(1.0, one), (-1.0, results[dense])]) for entry, one in results.items()}
+            to_dense = {entry: _difference(one, results[dense]) for entry, one in results.items()}
             rows = rows.join(_column(f"{name}_delta", to_dense, comparison.lone))
 
     sizes = sizes_of(comparison)
@@ -66,17 +66,36 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
     by_size = [comparison.results_at(n) for n in sizes]
     entries = [entry for entry in rows.index if all(entry in results for results in by_size)]
     curves = [[results[entry] for results in by_size] for entry in entries]
-    of_targets: dict[str, tuple[Target, Results | None]] = {}
-    if dense is not None and dense in entries and comparison.n_classes:  # the classes are those of stored test items
-        of_targets["images_to_target"] = Target.of_dense(1 / comparison.n_classes), by_size[-1][dense]
-    if fixed:
-        of_targets["images_to_fixed_target"] = Target(fixed), None
-    for name, (target, of_dense) in of_targets.items():
-        reached = targets.images_to_target(curves, sizes, target, of_dense, comparison.lone)
+    of_dense = by_size[-1][dense] if dense is not None and dense in entries else None
+    for name, (target, reference) in _targets(comparison, of_dense, fixed).items():
+        reached = targets.images_to_target(curves, sizes, target, reference, comparison.lone)
         values = [interval_row(name, interval) for interval in reached]
         rows = rows.join(pd.DataFrame(values, entries, dtype=float))
     rows[LIMITS] = [(sizes[0], sizes[-1])] * len(rows)
     return rows
+
+
+def _targets(
+    comparison: Comparison, of_dense: Results | None, fixed: float
+) -> dict[str, tuple[Target, Results | None]]:
+    """Return the targets that can be set, by the column of images to each, with the results that a target follows.
+
+    Args:
+        comparison: the comparison.
+        of_dense: results of dense with the most training images, if it has results at each number.
+        fixed: see `columns_of`.
+    """
+    of_columns: dict[str, tuple[Target, Results | None]] = {}
+    if of_dense is not None and comparison.n_classes:  # the classes are those of stored test items
+        of_columns["images_to_target"] = Target.of_dense(1 / comparison.n_classes), of_dense
+    if fixed:
+        of_columns["images_to_fixed_target"] = Target(fixed), None
+    return of_columns
+
+
+def _difference(results: Results, others: Results) -> Results:
+    """Return the results minus the others."""
+    return combined([(1.0, results), (-1.0, others)])
 
 
 def add_random(rows: pd.DataFrame, comparison: Comparison, references: Mapping[int, int]) -> pd.DataFrame:
@@ -91,7 +110,7 @@ def add_random(rows: pd.DataFrame, comparison: Comparison, references: Mapping[i
         differences = {}
         for entry, random in references.items():
             if entry in results and random in results and entry != random:
-                differences[entry] = combined([(1.0, results[entry]), (-1.0, results[random])])
+                differences[entry] = _difference(results[entry], results[random])
         if differences:
             key = f"{name}_random_delta"
             values = _column(key, differences, comparison.lone)

@@ -25,7 +25,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from sparsebench.board import picture, views
+from sparsebench.board import picture, shares, views
 from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import (
     ALL_COLUMNS,
@@ -52,7 +52,9 @@ from sparsebench.stats import style
 REDUCED, LEAST_CORRELATION = 8, 0.95
 """Pictures are compared after reduction by this factor. They look alike from this correlation of grey values."""
 NAME = "leaderboard.csv"
+PICTURE_OF_SHARES = f"leaderboard-{shares.QUANTITY}.png"
 NO_PICTURES: dict[str, bytes | None] = {f"leaderboard-{quantity}.png": None for quantity in picture.WHAT}
+NO_PICTURES[PICTURE_OF_SHARES] = None
 """The pictures that only some boards have, see `files`, without content."""
 KEPT = (".md", ".csv", ".png")
 """Endings of the files that a published board keeps beside its records. The page and JSON are made when needed."""
@@ -69,6 +71,7 @@ CAPTIONS = {
 FIRST = (
     "rank",
     "strategy",
+    "variant",
     "budget",
     "sample_complexity",
     "images_to_target",
@@ -146,7 +149,7 @@ ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def publish(board: Board, out: Path) -> None:
-    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of spurious gap and sample complexity, if measured.
+    """Write OUT/leaderboard.{md,csv,json,png,html}, and pictures of gap, sample complexity and shares, if measured.
 
     Pictures of an earlier board that this board does not have are removed.
     """
@@ -160,6 +163,8 @@ def files(board: Board) -> dict[str, bytes]:
     first, *others = picture.quantities(board)
     pictures = {"leaderboard.png": first} | {f"leaderboard-{quantity}.png": quantity for quantity in others}
     drawn = {name: style.content(picture.draw(board, quantity)) for name, quantity in pictures.items()}
+    if shares.sections_of(board):
+        drawn[PICTURE_OF_SHARES] = style.content(shares.draw(board))
     return texts | drawn | {"leaderboard.html": page(board)}
 
 

@@ -53,6 +53,8 @@ SEED = "seed"
 """The column of the unit of paired comparisons: the number of the tested network, otherwise the repetition."""
 DRAW = "draw"
 """The column that numbers the tests of one network; 0 if each repetition trains its own network."""
+VARIANT, DIFFERS = "variant", "differs"
+"""Columns of a variant of its paper's method: "yes", and how it differs, in one sentence."""
 ENTRY = "entry"
 """The column that numbers the combinations of KEY, in order."""
 KEY = ["strategy", "kind", "budget"]
@@ -81,6 +83,8 @@ TEXTS = (
     "inactive",
     "cost_model",
     "trained",
+    VARIANT,
+    DIFFERS,
     "badge",
     "how",
     "site",
@@ -219,7 +223,7 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
 
 
 def describe(records: pd.DataFrame, folder: Path | Store, badges: Mapping[str, str] = NO_BADGES) -> pd.DataFrame:
-    """Return records with columns on their strategies: checks, remark, trained, badge, how, site.
+    """Return records with columns on their strategies: checks, remark, trained, variant, differs, badge, how, site.
 
     Args:
         records: the records of a run's folder, with the columns IDENTITY.
@@ -235,12 +239,14 @@ def describe(records: pd.DataFrame, folder: Path | Store, badges: Mapping[str, s
     for strategy, name, params, revision in grouped.groups:
         checks, remark = reports.badge_of(checked, strategy, revision)
         row = {CHECKS: checks, REMARK: remark, "trained": "", "badge": badges.get(name, "")}
-        row |= {"how": "", "site": ""}
+        row |= {"how": "", "site": "", VARIANT: "", DIFFERS: ""}
         entry = strategies.get((name, revision))
         if entry is not None:
             row["trained"] = "yes" if entry.trained else "no"
             row["how"] = plain(reduction_of(entry.how, json.loads(params)))
             row["site"] = entry.site
+            if entry.variant:
+                row |= {VARIANT: "yes", DIFFERS: plain(entry.variant, 300)}
         rows.append(row)
     return _with_columns(records, grouped, pd.DataFrame(rows))
 

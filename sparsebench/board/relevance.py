@@ -156,33 +156,42 @@ def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
     """Draw the chart of one task. Numbers that lie beyond those tried are drawn at the edges."""
     smallest, largest = points.limits
     bottom, top = smallest / MARGIN, largest * MARGIN
-
-    def within(values: pd.Series) -> pd.Series:
-        return values.replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
-
     use_logarithm(axis, "y")
     axis.set_ylim(bottom / MARGIN, top * MARGIN)
-    rows = points.rows
-    share = rows["relevant"]
-    value = within(rows["value"])
-    # A point without an interval has a bar of no length.
-    low = within(rows["low"].fillna(rows["value"]))
-    high = within(rows["high"].fillna(rows["value"]))
-    is_above = np.isinf(rows["value"])
-    is_below = rows["value"] == BELOW
-    kinds = rows["kind"].mask(rows["strategy"] == DENSE, DENSE)
+    rows = _within(points.rows, bottom, top)
     for kind, (words, color, marker) in {**LOOK_OF_KIND, DENSE: (DENSE, style.BLACK, "D")}.items():
-        of_kind = kinds == kind
-        if not of_kind.any():
+        of_kind = rows[rows["kind"] == kind]
+        if of_kind.empty:
             continue
-        axis.vlines(share[of_kind], low[of_kind], high[of_kind], color=color, linewidth=0.8, alpha=0.6)
+        axis.vlines(of_kind["relevant"], of_kind["low"], of_kind["high"], color=color, linewidth=0.8, alpha=0.6)
         axis.plot([], [], marker, color=color, label=words)  # for the legend, also if all points lie beyond
-        inside = of_kind & ~is_above & ~is_below
-        above, below = of_kind & is_above, of_kind & is_below
-        axis.plot(share[inside], value[inside], marker, color=color)
-        axis.plot(share[above], value[above], "^", color=color, mfc="white")
-        axis.plot(share[below], value[below], "v", color=color, mfc="white")
-    _set_texts(axis, points, value, named)
+        inside = of_kind[~of_kind["above"] & ~of_kind["below"]]
+        above = of_kind[of_kind["above"]]
+        below = of_kind[of_kind["below"]]
+        axis.plot(inside["relevant"], inside["value"], marker, color=color)
+        axis.plot(above["relevant"], above["value"], "^", color=color, mfc="white")
+        axis.plot(below["relevant"], below["value"], "v", color=color, mfc="white")
+    _set_texts(axis, points, rows["value"], named)
+
+
+def _within(rows: pd.DataFrame, bottom: float, top: float) -> pd.DataFrame:
+    """Return rows with value and interval between these numbers, and whether the value was above or below all tried.
+
+    Dense is a kind of its own. A point without an interval has a bar of no length.
+    """
+
+    def clipped(values: pd.Series) -> pd.Series:
+        return values.replace({BELOW: bottom, math.inf: top}).clip(bottom, top)
+
+    value = rows["value"]
+    return rows.assign(
+        kind=rows["kind"].mask(rows["strategy"] == DENSE, DENSE),
+        value=clipped(value),
+        low=clipped(rows["low"].fillna(value)),
+        high=clipped(rows["high"].fillna(value)),
+        above=np.isinf(value),
+        below=value == BELOW,
+    )
 
 
 def _set_texts(axis: Axes, points: Points, value: pd.Series, named: Sequence[str]) -> None:

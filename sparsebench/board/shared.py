@@ -145,30 +145,29 @@ def _names(entries: Sequence[tuple[Part, pd.DataFrame]]) -> list[str]:
 
 
 def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) -> Board:
-    """Return the board of the records of several parts."""
-    frames: list[pd.DataFrame] = []
+    """Return the board of the records of several parts.
+
+    Args:
+        parts: the parts with their records.
+        names: the words that follow the names of each part's strategy, see `_names`.
+    """
+    frames = _frames_of(parts, names)
+    total = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0].reset_index(drop=True)
+    total.attrs = _attributes([frame for _, frame in parts])
+
     values: dict[str, Mapping[str, str]] = {}
     third_party: set[str] = set()
-    papers: dict[str, tuple[str, str]] = {}
     entries: set[str] = set()
     environments: dict[str, Mapping[str, str]] = {}
-    seen: set[str] = set()
-    for (part, frame), words in zip(parts, names, strict=True):
-        frame = _records_of(part, frame, words, seen)
-        frames.append(frame)
-        seen |= set(frame["cell_id"].astype(str))
-        is_own = frame["strategy_name"].astype(str) == part.strategy
-        own_labels = set(frame["strategy"][is_own] if part.strategy else frame["strategy"])
-        values |= dict.fromkeys(own_labels, part.values)
+    for (part, _), frame in zip(parts, frames, strict=True):
+        labels = _labels_of(part, frame)
+        values |= dict.fromkeys(labels, part.values)
         if part.strategy:
-            third_party |= own_labels
-            if part.values.get("paper") and not words:
-                papers[part.strategy] = plain(part.values.get("authors", ""), 300), part.values["paper"]
+            third_party |= labels
         opened = Store(part.folder)
         entries |= set(bibtex(opened, frame))
         environments |= manifests.environments(opened, set(frame["environment"].astype(str)))
-    total = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0].reset_index(drop=True)
-    total.attrs = _attributes([frame for _, frame in parts])
+
     judged = judge(total)
     return Board(
         _with_values(judged, values),
@@ -176,9 +175,38 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
         notes=notes_on(total, judged),
         bibtex=sorted(entries),
         environments=environments,
-        papers=papers,
+        papers=_papers(parts, names),
         third_party=frozenset(third_party),
     )
+
+
+def _frames_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) -> list[pd.DataFrame]:
+    """Return the records that each part adds to those of the parts before it."""
+    frames = []
+    seen: set[str] = set()
+    for (part, every), words in zip(parts, names, strict=True):
+        frame = _records_of(part, every, words, seen)
+        frames.append(frame)
+        seen |= set(frame["cell_id"].astype(str))
+    return frames
+
+
+def _labels_of(part: Part, frame: pd.DataFrame) -> set[str]:
+    """Return the labels of a part's strategy among the records that it adds; all labels of a part without one."""
+    if not part.strategy:
+        return set(frame["strategy"])
+    is_own = frame["strategy_name"].astype(str) == part.strategy
+    return set(frame["strategy"][is_own])
+
+
+def _papers(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return authors and paper of each strategy whose name needs no words to distinguish it from others."""
+    papers = {}
+    for (part, _), words in zip(parts, names, strict=True):
+        if part.strategy and part.values.get("paper") and not words:
+            authors = plain(part.values.get("authors", ""), 300)
+            papers[part.strategy] = authors, part.values["paper"]
+    return papers
 
 
 def _records_of(part: Part, frame: pd.DataFrame, words: str, seen: Collection[str]) -> pd.DataFrame:

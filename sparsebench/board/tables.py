@@ -24,7 +24,7 @@ LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
-STAY = ("task", "rank", "strategy", "authors", "budget", "accuracy", "kept_accuracy", "told")
+STAY = ("task", "rank", "strategy", "variant", "authors", "budget", "accuracy", "kept_accuracy", "told")
 """Keys of columns that narrow terminals keep."""
 MINOR = ("n_train", "kind", "trained", "parameters")
 """Keys of columns that narrow terminals leave out first."""

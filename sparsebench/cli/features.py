@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,9 @@ from sparsebench.cli.terminal import PATH, image_size, options
 from sparsebench.errors import UserError, plain
 from sparsebench.files import check_writable, content_hash
 from sparsebench.plan.locate import files_of
+
+if TYPE_CHECKING:
+    from sparsebench.deploy.features import Features, Pictures
 
 
 @click.command()
@@ -58,13 +61,10 @@ def features(
     a picture that is in none. With schedule=auto the schedule is chosen on some of the pictures, without labels.
     """
     from sparsebench.deploy.apply import description, timm_model
-    from sparsebench.deploy.features import ENDING, extract, pictures_in, versions
+    from sparsebench.deploy.features import extract, pictures_in, versions
     from sparsebench.runner.devices import first_of, resolve_device
 
-    if output.suffix != ENDING:
-        raise UserError("--output", got=output.name, allowed=f"a name that ends with {ENDING}")
-    if output.exists():
-        raise UserError(f"{output} already exists and is not overwritten", next_step="give another --output")
+    _check_output(output)
     pictures = pictures_in(images)
     network = timm_model(model, weights, weights_key, side=side)
     size, _, _ = description(network).partition(",")
@@ -85,12 +85,36 @@ def features(
             skip_bad=skip_bad,
             on_done=bar.update,
         )
-    source: Any = "timm"
-    if weights is not None:
-        (file,) = files_of((weights,))  # a folder or a pattern may name it
-        source = {"name": file.name, "sha256": content_hash(file)}
-    result.write(output, {"model": model, "weights": source, "pool": network.global_pool, "versions": versions()})
+    about = {
+        "model": model,
+        "weights": _source_of(weights),
+        "pool": network.global_pool,
+        "versions": versions(),
+    }
+    result.write(output, about)
+    _report(result, pictures, size, output)
 
+
+def _check_output(output: Path) -> None:
+    """Raise UserError if the file exists, or if its name does not end as it must."""
+    from sparsebench.deploy.features import ENDING
+
+    if output.suffix != ENDING:
+        raise UserError("--output", got=output.name, allowed=f"a name that ends with {ENDING}")
+    if output.exists():
+        raise UserError(f"{output} already exists and is not overwritten", next_step="give another --output")
+
+
+def _source_of(weights: Path | None) -> str | dict[str, str]:
+    """Return where the weights of the model come from: timm, or a file with its hash."""
+    if weights is None:
+        return "timm"
+    (file,) = files_of((weights,))  # a folder or a pattern may name it
+    return {"name": file.name, "sha256": content_hash(file)}
+
+
+def _report(result: Features, pictures: Pictures, size: str, output: Path) -> None:
+    """Print the pictures that are left out, and what is written: features, class folders, size, strategy and cost."""
     for path, why in result.left_out.items():
         click.echo(f"left out: {plain(path)}: {plain(why)}", err=True)
     rows, channels = result.values.shape

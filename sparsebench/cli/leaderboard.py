@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,46 @@ from sparsebench.files import write_whole
 from sparsebench.stats import style
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sparsebench.board.board import Board
+    from sparsebench.board.judge import Leaderboard
+    from sparsebench.board.tables import Report
+    from sparsebench.records.store import Store
 
 HTML, BIBTEX = "html", "bibtex"
 MOST_CONTRADICTIONS = 5
 """Largest number of contradictions of a board that --check prints."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of the command, which describes them; `choice` has those of tables."""
+
+    folder: Path
+    form: str
+    by: str | None
+    view: str
+    check: bool
+    update: bool
+    picture: Path | None
+    quantity: str | None
+    strategies: str | None
+    columns_of_paper: str | None
+    title: str | None
+    against: Path | None
+    link: str | None
+    speed: Path | None
+    loss: float | None
+    choice: Choice
+    notes: bool
+    output: Path | None
+
+    @property
+    def names(self) -> list[str]:
+        """The names in `strategies`. Commas in parentheses separate the parameters of a strategy."""
+        parts = re.split(r",(?![^(]*\))", self.strategies or "")
+        return [part.strip() for part in parts if part.strip()]
 
 
 @click.command()
@@ -33,8 +69,8 @@ MOST_CONTRADICTIONS = 5
     type=click.Choice(["board", "pairs", "matched", "paper", "shifts"]),
     default="board",
     show_default=True,
-    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy; the table of a paper; or accuracy "
-    "and rank on each set of pictures.",
+    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy, and MACs and images/s at a loss; "
+    "the table of a paper; or accuracy and rank on each set of pictures.",
 )
 @click.option(
     "--check",
@@ -52,9 +88,10 @@ MOST_CONTRADICTIONS = 5
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, or the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens.  [default: accuracy]",
+    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
+    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
+    "their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -76,68 +113,115 @@ MOST_CONTRADICTIONS = 5
     help="Title of the picture or the page; '' for a picture without one.  [a page: the usual one; a picture: data and "
     "networks, or none in one column]",
 )
+@click.option(
+    "--against",
+    type=PATH,
+    metavar="FOLDER",
+    help="Rank correlation with the board of another run, by budget; with --picture as a heat map.",
+)
 @click.option("--link", metavar="ADDRESS", help="Address below the title of the page, such as that of a paper.")
 @click.option(
     "--speed",
     type=PATH,
     metavar="FOLDER",
-    help="For the table of a paper: take images/s, speed-up, latency and memory from a folder of sparsebench speed.",
+    help="Take images/s, and for the table of a paper also latency and memory, from a folder of sparsebench speed.",
+)
+@click.option(
+    "--loss",
+    type=click.FloatRange(0, 100),
+    metavar="POINTS",
+    help="Points of accuracy below dense at which --view matched compares MACs and images/s.  [default: 2]",
 )
 @table
 @notes
 @output
-def leaderboard(
-    folder: Path,
-    form: str,
-    by: str | None,
-    view: str,
-    check: bool,
-    update: bool,
-    picture: Path | None,
-    quantity: str | None,
-    strategies: str | None,
-    columns_of_paper: str | None,
-    title: str | None,
-    link: str | None,
-    speed: Path | None,
-    choice: Choice,
-    notes: bool,
-    output: Path | None,
-) -> None:
+def leaderboard(**values: Any) -> None:
     """Show the leaderboard of a run's FOLDER, or of all submissions in FOLDER.
 
     The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
-    names = _names(strategies or "")
-    _refuse_beside(form, picture, title, link, {"--of": quantity, "--width": columns_of_paper})
-    if view != "paper":
-        _refuse({"--speed": speed}, "the table of a paper", next_step="add --view paper")
-    _refuse_for_submissions(folder, check, update, view)
-    if picture is not None:
-        _draw(folder, picture, quantity or "accuracy", names, columns_of_paper or "two", title)
+    options = _Options(**values)
+    _check_needs(options)
+    if options.against is not None:
+        _give(_agreement(options, options.against), options, options.picture or options.output)
         return
-    if check or update:
-        if names:
+    if options.picture is not None:
+        _draw(options, options.picture)
+        return
+    if options.check or options.update:
+        if options.names:
             raise UserError("--check and --update compare whole boards", next_step="leave --strategies out")
-        sys.exit(_update(folder) if update else _check(folder))
-    if form == HTML and output is None and sys.stdout.isatty():
-        raise UserError("an HTML page cannot be shown in a terminal", next_step="give -o FILE.html")
-    if form in (HTML, BIBTEX):
-        of_tables = {"--columns": choice.names, "--strategies": names, "--view": view != "board"}
-        _refuse(of_tables, "a table", got=f"--format {form}", allowed=list(FORMATS))
-    if form == HTML:
-        from sparsebench.board.published import page
+        sys.exit(_update(options.folder) if options.update else _check(options.folder))
+    _check_form(options)
+    content = _page(options) if options.form == HTML else _text(options).encode("utf-8", "replace")
+    _give(content, options, options.output)
 
-        content = page(_board(folder), title=title or "", link=link or "")
-    else:
-        technical = notes or output is not None
-        content = _text(folder, form, by, view, speed, names, choice, technical).encode("utf-8", "replace")
-    if output is None:
-        write(content.decode("utf-8"), form)
+
+def _give(content: bytes, options: _Options, file: Path | None) -> None:
+    """Write a content to a file, or show it."""
+    if file is None:
+        write(content.decode("utf-8"), options.form)
         return
-    write_whole(output, content)
-    click.echo(f"written: {output}", err=True)
+    write_whole(file, content)
+    click.echo(f"written: {file}", err=True)
+
+
+def _check_needs(options: _Options) -> None:
+    """Raise UserError if an option is given that needs a picture, a page, another view, or a single board."""
+    _refuse_beside(options)
+    if options.view not in ("paper", "matched"):
+        _refuse({"--speed": options.speed}, "a table with images/s", next_step="add --view paper or --view matched")
+    if options.view != "matched":
+        has_loss = options.loss is not None
+        _refuse({"--loss": has_loss}, "the view of equal accuracy", next_step="add --view matched")
+    _refuse_for_submissions(options)
+    if options.against is not None:
+        _refuse_beside_another_board(options)
+
+
+def _refuse_beside_another_board(options: _Options) -> None:
+    """Raise UserError if an option is given that needs a single board."""
+    alone = {
+        "--check": options.check,
+        "--update": options.update,
+        "--view": options.view != "board",
+        "--by": options.by,
+        "--of": options.quantity,
+        "--title": options.title,
+    }
+    _refuse(alone, "one board", next_step="leave --against out")
+    is_no_table = options.form in (HTML, BIBTEX)
+    _refuse({"--against": is_no_table}, "a table", got=f"--format {options.form}", allowed=list(FORMATS))
+
+
+def _check_form(options: _Options) -> None:
+    """Raise UserError if a page would go to a terminal, or if options of tables are given for another form."""
+    if options.form == HTML and options.output is None and sys.stdout.isatty():
+        raise UserError("an HTML page cannot be shown in a terminal", next_step="give -o FILE.html")
+    if options.form in (HTML, BIBTEX):
+        of_tables = {
+            "--columns": options.choice.names,
+            "--strategies": options.names,
+            "--view": options.view != "board",
+        }
+        _refuse(of_tables, "a table", got=f"--format {options.form}", allowed=list(FORMATS))
+
+
+def _agreement(options: _Options, other: Path) -> bytes:
+    """Return the table or the heat map of the rank correlations with another board."""
+    from sparsebench.board import orders
+    from sparsebench.board.judge import judge
+    from sparsebench.board.reading import read
+    from sparsebench.board.tables import render
+
+    kind = style.form_of("--picture", options.picture) if options.picture is not None else ""
+    first, second = (judge(read(folder)) for folder in (options.folder, other))
+    if options.picture is not None:
+        width = options.columns_of_paper or "two"
+        return style.content(orders.draw(first, second, options.names, width), kind)
+    table = orders.agreement(first, second, options.names)
+    return render(table, options.form, options.choice).encode("utf-8", "replace")
 
 
 def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
@@ -147,23 +231,23 @@ def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
             raise UserError(f"{name} needs {needed}", **hints)
 
 
-def _refuse_beside(
-    form: str, picture: Path | None, title: str | None, link: str | None, of_pictures: Mapping[str, object]
-) -> None:
+def _refuse_beside(options: _Options) -> None:
     """Raise UserError if a title, a link, or an option of pictures is given, and neither a page nor a picture is."""
-    if picture is None:
+    if options.picture is None:
+        of_pictures = {"--of": options.quantity, "--width": options.columns_of_paper}
         _refuse(of_pictures, "a picture", next_step="add --picture FILE.png")
-    if form != HTML or picture is not None:
-        _refuse({"--link": link}, "a page", next_step="add --format html -o FILE.html")
-    if form != HTML and picture is None:
-        _refuse({"--title": title}, "a page or a picture", next_step="add --format html or --picture FILE.png")
+    if options.form != HTML or options.picture is not None:
+        _refuse({"--link": options.link}, "a page", next_step="add --format html -o FILE.html")
+    if options.form != HTML and options.picture is None:
+        _refuse({"--title": options.title}, "a page or a picture", next_step="add --format html or --picture FILE.png")
 
 
-def _refuse_for_submissions(folder: Path, check: bool, update: bool, view: str) -> None:
+def _refuse_for_submissions(options: _Options) -> None:
     """Raise UserError if a folder has several submissions, and an option is given that needs a single board."""
     from sparsebench.publish.collection import is_collection
 
-    given = {"--check": check, "--update": update, "--view": view != "board"}
+    folder = options.folder
+    given = {"--check": options.check, "--update": options.update, "--view": options.view != "board"}
     if is_collection(folder):
         _refuse(
             given,
@@ -171,11 +255,6 @@ def _refuse_for_submissions(folder: Path, check: bool, update: bool, view: str) 
             got=f"{folder}, whose submissions have one board",
             next_step=f"`sparsebench leaderboard {folder}` shows it, and --format and -o write it",
         )
-
-
-def _names(text: str) -> list[str]:
-    """Return the names in a list with commas. Commas in parentheses separate the parameters of a strategy."""
-    return [name for part in re.split(r",(?![^(]*\))", text) if (name := part.strip())]
 
 
 def _board(folder: Path) -> Board:
@@ -187,19 +266,31 @@ def _board(folder: Path) -> Board:
     return collect(folder).board() if is_collection(folder) else gather(folder, badges(folder))
 
 
-def _draw(folder: Path, file: Path, quantity: str, strategies: Sequence[str], width: str, title: str | None) -> None:
-    from sparsebench.board import picture, relevance
+def _draw(options: _Options, file: Path) -> None:
+    """Draw the picture of a board into a file."""
+    from sparsebench.board import picture, relevance, shares
 
+    quantity = options.quantity or "accuracy"
+    width = options.columns_of_paper or "two"
     form = style.form_of("--picture", file)
-    board = _board(folder)
+    board = _board(options.folder)
     if quantity == relevance.QUANTITY:
-        if title is not None:
+        if options.title is not None:
             raise UserError(f"--of {quantity} has a title of its own for each task", next_step="leave --title out")
-        figure = relevance.draw(board, strategies, width)
+        figure = relevance.draw(board, options.names, width)
+    elif quantity == shares.QUANTITY:
+        figure = shares.draw(board, options.names, width, options.title)
     else:
-        figure = picture.draw(board, quantity, strategies, width, title)
+        figure = picture.draw(board, quantity, options.names, width, options.title)
     write_whole(file, style.content(figure, form))
     click.echo(f"written: {file}", err=True)
+
+
+def _page(options: _Options) -> bytes:
+    """Return the page of a board."""
+    from sparsebench.board.published import page
+
+    return page(_board(options.folder), title=options.title or "", link=options.link or "")
 
 
 def _check(folder: Path) -> int:
@@ -261,62 +352,70 @@ def _state(board: Path, state: str, names: Sequence[str]) -> str:
     return f"{board}: {state}: {', '.join(names)}" if names else f"{board}: matches its records"
 
 
-def _of_submissions(folder: Path, form: str, by: str | None, strategies: Sequence[str], choice: Choice) -> str:
+def _of_submissions(options: _Options) -> str:
     """Return the board of all submissions in a folder as a text."""
-    from sparsebench.board import views
-    from sparsebench.board.tables import render
     from sparsebench.publish.collection import collect
 
-    collection = collect(folder)
-    if form == BIBTEX:
+    collection = collect(options.folder)
+    if options.form == BIBTEX:
         return "\n\n".join([*collection.board().bibtex, ""])
-    report = collection.report(by_task=by is not None)
-    if form in ("csv", "json"):
+    report = collection.report(by_task=options.by is not None)
+    if options.form in ("csv", "json"):
         for line in collection.notes:
             click.echo(line, err=True)
-    return render(views.only(report, strategies) if strategies else report, form, choice)
+    return _rendered(report, options)
 
 
-def _text(
-    folder: Path,
-    form: str,
-    by: str | None,
-    view: str,
-    speed: Path | None,
-    strategies: Sequence[str],
-    choice: Choice,
-    technical: bool,
-) -> str:
+def _rendered(report: Report, options: _Options) -> str:
+    """Return the tables of a report as a text, with the strategies that are asked for."""
     from sparsebench.board import views
+    from sparsebench.board.tables import render
+
+    shown = views.only(report, options.names) if options.names else report
+    return render(shown, options.form, options.choice)
+
+
+def _text(options: _Options) -> str:
+    """Return the tables of a board, or its citations, as a text."""
+    from sparsebench.board import at_loss, views
     from sparsebench.board.board import bibtex
     from sparsebench.board.judge import judge
-    from sparsebench.board.notes import machines, notes_on, unequal
     from sparsebench.board.reading import frame_of, read
     from sparsebench.board.tables import render
     from sparsebench.publish.collection import is_collection
     from sparsebench.publish.submission import badges
     from sparsebench.records.store import Store
 
-    if is_collection(folder):
-        return _of_submissions(folder, form, by, strategies, choice)
-    opened = Store(folder)
-    records = frame_of(read(opened, badges=badges(folder)))
-    if form == BIBTEX:
+    if is_collection(options.folder):
+        return _of_submissions(options)
+    opened = Store(options.folder)
+    records = frame_of(read(opened, badges=badges(options.folder)))
+    if options.form == BIBTEX:
         return "\n\n".join([*bibtex(opened, records), ""])
-    result = judge(records, "task" if view == "shifts" else by)
-    if view == "paper":
+    result = judge(records, "task" if options.view == "shifts" else options.by)
+    if options.view == "paper":
         from sparsebench.paper.claims import add_published
 
-        report = views.paper(result.rankings, speed, strategies)
-        return render(add_published(report, result.rankings), form, choice)
-    if view != "board":
-        compared = getattr(views, view)(result.rankings)
-        return render(views.only(compared, strategies) if strategies else compared, form, choice)
-    notes: list[str] = []
-    if form in ("csv", "json"):  # formats that hold only a table
-        for line in (*unequal(result.comparisons, opened), *machines(records)):
+        report = views.paper(result.rankings, options.speed, options.names)
+        return render(add_published(report, result.rankings), options.form, options.choice)
+    if options.view == "matched":
+        loss = at_loss.LOSS if options.loss is None else options.loss
+        return _rendered(views.matched([*result.rankings, *result.sections], loss, options.speed), options)
+    if options.view != "board":
+        compared = getattr(views, options.view)(result.rankings)
+        return _rendered(compared, options)
+    notes = _notes(options, result, records, opened)
+    whole = options.form != "latex" and not options.choice.names and not options.names
+    return _rendered(views.report(result, notes, whole=whole), options)
+
+
+def _notes(options: _Options, judged: Leaderboard, records: pd.DataFrame, opened: Store) -> list[str]:
+    """Return the notes below the tables of a board. For forms that hold only a table, print notes instead."""
+    from sparsebench.board.notes import machines, notes_on, unequal
+
+    if options.form in ("csv", "json"):
+        for line in (*unequal(judged.comparisons, opened), *machines(records)):
             click.echo(line, err=True)
-    else:
-        notes = notes_on(records, result, opened, technical=technical or form != "table")
-    report = views.report(result, notes, whole=form != "latex" and not choice.names and not strategies)
-    return render(views.only(report, strategies) if strategies else report, form, choice)
+        return []
+    technical = options.notes or options.output is not None or options.form != "table"
+    return notes_on(records, judged, opened, technical=technical)

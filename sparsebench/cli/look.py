@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,23 +197,38 @@ def speed(
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
     from sparsebench.deploy.apply import description, timm_model
-    from sparsebench.inspection.speed import MODES, draw, lines, measure, timm_csv
+    from sparsebench.inspection.speed import MODES, measure
     from sparsebench.runner.devices import first_of, resolve_device
 
-    is_used = out.exists() and (not out.is_dir() or any(out.iterdir()))
-    if is_used:
-        raise UserError(f"{out} already exists and is not overwritten", next_step="give another --out")
+    _check_unused(out)
     names = models.split(",")
     if weights is not None and len(names) > 1:
         raise UserError("--weights needs exactly one MODEL", got=models)
-    networks = {}
-    for name in names:
-        label = name.removeprefix("timm:").removeprefix("arch=")
-        networks[label] = timm_model(name, weights, weights_key, fetch=False, side=side)
+    networks = {_label(name): timm_model(name, weights, weights_key, fetch=False, side=side) for name in names}
     settings["modes"] = settings["modes"] or MODES
     measured = measure(networks, strategies, device=first_of(resolve_device(device)), **settings)
     for label, network in networks.items():
         click.echo(f"{label}: {description(network)}", err=True)
+    rows = _write_speeds(out, measured)
+    click.echo(_table_of_speeds(rows))
+    click.echo(f"written: {out}", err=True)
+
+
+def _check_unused(out: Path) -> None:
+    """Raise UserError if a folder has content, or if it is a file."""
+    is_used = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if is_used:
+        raise UserError(f"{out} already exists and is not overwritten", next_step="give another --out")
+
+
+def _label(model: str) -> str:
+    """Return the name of a model without the words that all have."""
+    return model.removeprefix("timm:").removeprefix("arch=")
+
+
+def _write_speeds(out: Path, measured: Iterable[Row]) -> list[Row]:
+    """Write speeds into a folder while they are measured, and return them."""
+    from sparsebench.inspection.speed import draw, lines, timm_csv
 
     rows: list[Row] = []
     out.mkdir(parents=True, exist_ok=True)
@@ -223,11 +239,17 @@ def speed(
             file.flush()
     write_whole(out / "timm.csv", timm_csv(rows).encode())
     write_whole(out / "speed.png", draw(rows))
+    return rows
 
+
+def _table_of_speeds(rows: Sequence[Row]) -> str:
+    """Return a table of speeds; it names the networks if there are several."""
     several = len({row.network for row in rows}) > 1
-    body = [{"network": row.network} | _cells(row) if several else _cells(row) for row in rows]
-    click.echo(tabulate(body, headers="keys", disable_numparse=True))
-    click.echo(f"written: {out}", err=True)
+    body = []
+    for row in rows:
+        named = {"network": row.network} if several else {}
+        body.append(named | _cells(row))
+    return tabulate(body, headers="keys", disable_numparse=True)
 
 
 def _cells(row: Row) -> dict[str, str]:

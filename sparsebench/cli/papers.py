@@ -9,10 +9,11 @@ from typing import Any
 import click
 from tabulate import tabulate
 
+from sparsebench.board import tables
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PICTURES, PLACE, options, output, table
-from sparsebench.errors import unknown
+from sparsebench.errors import UserError, unknown
 from sparsebench.files import write_whole
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.progress import Progress
@@ -72,14 +73,21 @@ def reproduce(
 
 
 @click.command()
-@click.argument("names", metavar="[ROW]...", nargs=-1)
+@click.argument("names", metavar="[ROW | BOARD]...", nargs=-1)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @table
 @click.option("--flagged", is_flag=True, help="Show only rows with flags.")
+@click.option("--order", is_flag=True, help="Which methods are better in published tables, and on each BOARD.")
 @click.option("--file", type=PATH, metavar="FILE.toml", help="List of published numbers. [the list of sparsebench]")
 @output
 def claims(
-    names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None, output: Path | None
+    names: tuple[str, ...],
+    form: str,
+    choice: Choice,
+    flagged: bool,
+    order: bool,
+    file: Path | None,
+    output: Path | None,
 ) -> None:
     """Recompute published MACs from the settings in the papers.
 
@@ -92,14 +100,35 @@ def claims(
 
     Flags mark speed-ups above dense / MACs, MACs that do not follow from the stated settings, and sources that
     contradict each other. Nothing is downloaded.
-    """
-    from sparsebench.paper import claims
 
-    ledger = claims.load(file)
-    rows = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
-    text = claims.render([row for row in rows if row.flags or not flagged], form, choice)
+    --order shows tables in which one party measured several methods on one network: each has one vote for each pair of
+    methods. With folders of boards it shows with how many votes they agree, and each vote that they contradict.
+    """
+    if flagged and order:
+        raise UserError("--flagged is for published MACs", next_step="leave it or --order out")
+    text = _votes(names, form, choice, file) if order else _recounts(names, form, choice, flagged, file)
     if output is None:
         click.echo(text, nl=False)
         return
     write_whole(output, text.encode())
     click.echo(f"written: {output}", err=True)
+
+
+def _recounts(names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None) -> str:
+    from sparsebench.paper import claims
+
+    ledger = claims.load(file)
+    rows = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
+    return claims.render([row for row in rows if row.flags or not flagged], form, choice)
+
+
+def _votes(folders: tuple[str, ...], form: str, choice: Choice, file: Path | None) -> str:
+    from sparsebench.board.judge import judge
+    from sparsebench.board.reading import read
+    from sparsebench.paper import orders
+
+    ledger = orders.load(file)
+    if not folders:
+        return tables.render(orders.report_of_votes(ledger), form, choice)
+    boards = {folder: judge(read(Path(folder))) for folder in folders}
+    return tables.render(orders.report_on_boards(ledger, boards), form, choice)

@@ -315,19 +315,24 @@ def export(
     pip install 'sparsebench[export]'. A network without a head gives the pooled features. In ONNX files the input is
     named pixels, and the output logits or features.
     """
-    if plugin is not None:
-        if what is None:
-            raise UserError("MODEL is missing", next_step="name a model, such as timm:deit_small_patch16_224")
-        if out is None:
-            raise UserError("a network needs an output file", next_step="give -o FILE.onnx or FILE.pt2")
-        from sparsebench.deploy.apply import apply, description, timm_model
-
-        model = timm_model(what, weights, weights_key, side=side)
-        with apply(model, plugin, learned=learned) as sparse:
-            sparse.export(out, batch)
-            share = f"{sparse.macs_ratio:.3f} of the MACs of {what}"
-            click.echo(f"written: {out}, {sparse.spec}, {share}, {description(model)}")
+    if plugin is None:
+        _export_records(what, form, out)
         return
+    if what is None:
+        raise UserError("MODEL is missing", next_step="name a model, such as timm:deit_small_patch16_224")
+    if out is None:
+        raise UserError("a network needs an output file", next_step="give -o FILE.onnx or FILE.pt2")
+    from sparsebench.deploy.apply import apply, description, timm_model
+
+    model = timm_model(what, weights, weights_key, side=side)
+    with apply(model, plugin, learned=learned) as sparse:
+        sparse.export(out, batch)
+        share = f"{sparse.macs_ratio:.3f} of the MACs of {what}"
+        click.echo(f"written: {out}, {sparse.spec}, {share}, {description(model)}")
+
+
+def _export_records(what: str | None, form: str, out: Path | None) -> None:
+    """Write the records of a folder to a file, or to standard output."""
     if what is not None and what.startswith(("timm:", TRANSFORMERS)):
         raise UserError(f"{what} is exported with a strategy", next_step="give --plugin NAME, and -o FILE.onnx or .pt2")
     folder = Path(OUT if what is None else what)

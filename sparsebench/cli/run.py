@@ -42,6 +42,7 @@ from sparsebench.tasks.sources.files import quick_check
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsebench.board.board import Board
     from sparsebench.plan.forecast import Forecast
     from sparsebench.plan.plan import Plan
 
@@ -84,7 +85,18 @@ def run(
     folder = store.Store(out)
     with Progress(out) as progress:
         board, finished = execute(request, files, execution, folder, progress)
-    from sparsebench.board.notes import below_chance, notes_on
+    _write_tables(board, finished, folder, form, choice, notes=notes)
+    click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
+    _warn(board, finished, folder, out)
+    click.echo(_next_step(finished, out), err=True)
+    sys.exit(1 if len(_lost(finished)) else 0)
+
+
+def _write_tables(
+    board: Board, finished: pd.DataFrame, folder: store.Store, form: str, choice: Choice, *, notes: bool
+) -> None:
+    """Write the tables of a board to standard output, with technical notes if asked for, or in a form for files."""
+    from sparsebench.board.notes import notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 
@@ -93,7 +105,11 @@ def run(
     content = report(board.judged, lines, whole=form != "latex" and not choice.names)
     write(render(content, form, choice), form)
 
-    click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
+
+def _warn(board: Board, finished: pd.DataFrame, folder: store.Store, out: Path) -> None:
+    """Warn of results that are no better than chance, and name strategies of earlier runs that are not shown."""
+    from sparsebench.board.notes import below_chance
+
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
     shown = {*board.judged.rows["strategy"], *finished["strategy"]}
@@ -101,8 +117,6 @@ def run(
     if others:
         names = few(others, width=60)
         click.echo(f"{out} also has results of {names}: `sparsebench leaderboard {out}` shows all", err=True)
-    click.echo(_next_step(finished, out), err=True)
-    sys.exit(1 if len(_lost(finished)) else 0)
 
 
 def _lost(finished: pd.DataFrame) -> pd.Series:

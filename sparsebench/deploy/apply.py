@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import content_of, create_vit, load_weights, published, read_dimensions
 from sparsebench.models.timm_parts import refuse
+from sparsebench.models.transformers_models import Converted
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_weights
@@ -103,20 +105,9 @@ def apply(
     _check_model(model)
     _check_shares(options)
     instance, budget, name = strategy_of(strategy, options)
-    converted = None
-    if transformers_models.family_of(model) is not None:
-        converted = transformers_models.convert(model, image_size)
-        model = converted.vit
-        log.warning(transformers_models.report(converted))
-    elif isinstance(model, NaFlexVit):
-        with supported("this network", got=type(model).__name__, allowed=TAKES):
-            model, line = naflex.convert(model, image_size)
-        log.warning(line)
-    elif image_size is not None:
-        model = resized(model, image_size)
-
-    with supported("this network", got=type(model).__name__, allowed=TAKES):
-        network = _network_of(model, mean, std)
+    vit, converted = _as_timm(model, image_size)
+    with supported("this network", got=type(vit).__name__, allowed=TAKES):
+        network = _network_of(vit, mean, std)
         chooses = budget is not None and budget.schedule == AUTO
         _check_strategy(instance, learned, images, labels, chooses)
         network.check(instance)
@@ -136,14 +127,24 @@ def apply(
         sparse = SparseModel(network, actor, words)
     else:
         sparse = SparseTransformer(network, actor, words, converted)
-    # An adaptive strategy has no fixed cost, and one that acts only in training has that of dense.
-    misses = not (instance.trains_only or instance.adaptive) and _misses(amount.macs, sparse.macs_ratio)
-    if misses:
-        warnings.warn(
-            f"'{sparse.spec}' has {sparse.macs_ratio:.3f} of the dense MACs on this network, the closest possible",
-            stacklevel=2,
-        )
+    _warn_if_far(sparse, instance, amount)
     return sparse
+
+
+def _as_timm(model: nn.Module, image_size: int | tuple[int, int] | None) -> tuple[Any, Converted | None]:
+    """Return a model as one of timm for images of a size, and its conversion if it is of the transformers library."""
+    if transformers_models.family_of(model) is not None:
+        converted = transformers_models.convert(model, image_size)
+        log.warning(transformers_models.report(converted))
+        return converted.vit, converted
+    if isinstance(model, NaFlexVit):
+        with supported("this network", got=type(model).__name__, allowed=TAKES):
+            vit, line = naflex.convert(model, image_size)
+        log.warning(line)
+        return vit, None
+    if image_size is not None:
+        return resized(model, image_size), None
+    return model, None
 
 
 def resized(model: Any, size: int | tuple[int, int]) -> Any:
@@ -176,9 +177,18 @@ def resized(model: Any, size: int | tuple[int, int]) -> Any:
     return other
 
 
-def _misses(asked: float | None, ratio: float) -> bool:
-    """Return whether a network's share of the dense MACs is far from the requested one, if one is requested."""
-    return asked is not None and abs(ratio - asked) > FAR
+def _warn_if_far(sparse: SparseModel, strategy: Strategy, budget: Budget) -> None:
+    """Warn the caller of `apply` if a network's share of the dense MACs is far from the requested one, if any.
+
+    An adaptive strategy has no fixed cost, and one that acts only in training has that of dense.
+    """
+    if strategy.trains_only or strategy.adaptive or budget.macs is None:
+        return
+    if abs(sparse.macs_ratio - budget.macs) > FAR:
+        warnings.warn(
+            f"'{sparse.spec}' has {sparse.macs_ratio:.3f} of the dense MACs on this network, the closest possible",
+            stacklevel=3,
+        )
 
 
 def _network_of(model: nn.Module, mean: Any, std: Any) -> DeepViT:
@@ -223,42 +233,63 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
         UserError: there is no such model, its weights are missing or do not fit, or it cannot have this size.
     """
     if transformers_models.is_transformers(text):
-        if weights is not None:
-            raise UserError(
-                f"'{text}' has its weights in its folder", got=f"--weights {weights}", next_step="leave --weights out"
-            )
-        converted = transformers_models.load(transformers_models.folder_of(text), side)
-        log.warning(transformers_models.report(converted))
-        return converted.vit
-    spec = parse(text, positional=Timm.positional)
-    if spec.name != Timm.name or set(spec.params) - {"arch"}:
-        hint = f"did you mean 'timm:{text}'?" if timm.models.is_model(text) else None
-        raise UserError("the timm model", got=f"'{text}'", allowed=NAMES, next_step=hint)
-    (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
+        return _from_folder(text, weights, side)
+    arch = _architecture(text)
     cfg = published(arch)
     own = (cfg.input_size[1], cfg.input_size[2])
-    what, facts = f"model '{text}'", {}
-    if side is not None:
-        what, facts = f"{what} at {side} x {side} pixels", {"next_step": "give another image size"}
     if weights is None:
-        with supported(what, **facts):
+        with _supported_at(text, side):
             vit = create_vit(arch, _size(own, side), cfg.num_classes, pretrained=fetch)
         if fetch:
             _note_resampling(text, vit, own)
         return vit.eval()
 
-    files = locate_weights((weights,), key)
-    if len(files) > 1:
-        raise UserError("--weights must be one file", got=f"{len(files)} files in {weights}")
-    (weights,) = files.values()
-    with supported(what, **facts):
-        dims = read_dimensions(arch, weights, key)
+    file = _one_file(weights, key)
+    with _supported_at(text, side):
+        dims = read_dimensions(arch, file, key)
         own = dims.size or own
         classes = cfg.num_classes if dims.classes is None else dims.classes
         vit = create_vit(arch, _size(own, side), classes, channels=dims.channels or 3)
-    load_weights(vit, weights, key, fresh_head=False)
-    _note_resampling(weights.name, vit, own)
+    load_weights(vit, file, key, fresh_head=False)
+    _note_resampling(file.name, vit, own)
     return vit.eval()
+
+
+def _from_folder(text: str, weights: Path | None, side: int | None) -> Any:
+    """Return the timm model of hf:FOLDER, a model of the transformers library."""
+    if weights is not None:
+        raise UserError(
+            f"'{text}' has its weights in its folder", got=f"--weights {weights}", next_step="leave --weights out"
+        )
+    converted = transformers_models.load(transformers_models.folder_of(text), side)
+    log.warning(transformers_models.report(converted))
+    return converted.vit
+
+
+def _architecture(text: str) -> str:
+    """Return timm's name of the model timm:NAME."""
+    spec = parse(text, positional=Timm.positional)
+    if spec.name != Timm.name or set(spec.params) - {"arch"}:
+        hint = f"did you mean 'timm:{text}'?" if timm.models.is_model(text) else None
+        raise UserError("the timm model", got=f"'{text}'", allowed=NAMES, next_step=hint)
+    (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
+    return arch
+
+
+def _one_file(weights: Path, key: str) -> Path:
+    """Return the file of weights at a place, see `locate_weights`."""
+    files = locate_weights((weights,), key)
+    if len(files) > 1:
+        raise UserError("--weights must be one file", got=f"{len(files)} files in {weights}")
+    (file,) = files.values()
+    return file
+
+
+def _supported_at(text: str, side: int | None) -> AbstractContextManager[None]:
+    """Return the context `supported` for a model with images of this side, if one is given."""
+    if side is None:
+        return supported(f"model '{text}'")
+    return supported(f"model '{text}' at {side} x {side} pixels", next_step="give another image size")
 
 
 def description(model: Any) -> str:

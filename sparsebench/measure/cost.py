@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ConfigDict, with_config
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.strategy.base import Traits
+from sparsebench.strategy.base import Site, Traits
 from sparsebench.strategy.plans import Place
 from sparsebench.strategy.view import RESULTS
 
@@ -221,20 +221,20 @@ class VitCost(CostModel):
         early = self.plain and not RESULTS & set(traits.needs)
         returns = None if traits.returns is None else block_of_return(traits.returns, self.depth)
         before = self.scoring(["attention"]) if "previous_attention" in traits.needs else ""
-        by_block, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, list[Step]()
+        by_block = dict(zip(blocks, counts, strict=True))
+        steps: list[Step] = []
+        n = self.tokens
         for block in range(self.depth):
-            n = self.tokens if block == returns else n
-            out, came = min(n, by_block.get(block, n)), self.tokens if traits.rests else n
+            if block == returns:
+                n = self.tokens
+            out = min(n, by_block.get(block, n))
+            came = self.tokens if traits.rests else n
             acts = out < came or block in traits.scaled
             own_macs = traits.own_macs(self.place(block, came, out)) if acts else 0.0
             if acts and before and steps:
                 steps[-1] = replace(steps[-1], scoring=before)
-            if acts and traits.site == "attention":
-                steps.append(Step(n, out, early, scoring, own=own_macs))
-            elif acts and traits.site == "maps":
-                steps.append(Step(n, out, own=own_macs, fused=True))
-            elif acts and traits.site == "mlp":
-                steps.append(Step(n, n, scoring=scoring, own=own_macs))
+            if acts and traits.site in ("attention", "maps", "mlp"):
+                steps.append(_step_inside(traits.site, n, out, own_macs, early=early, scoring=scoring))
             else:
                 steps.append(Step(out, out, own=own_macs, rested=came - out if traits.rests else 0.0))
             n = out
@@ -244,6 +244,17 @@ class VitCost(CostModel):
         """See `CostModel.macs`."""
         inside = sum(b.macs(s, self.prefix, self.class_rows) for b, s in zip(self.blocks, steps, strict=True))
         return self.embed * self.tokens + inside + self.head + self.pooled * (steps[-1].tokens_out + steps[-1].rested)
+
+
+def _step_inside(
+    site: Site, tokens_in: float, tokens_out: float, own_macs: float, *, early: bool, scoring: Scoring
+) -> Step:
+    """Return the step of a block inside which a strategy acts, at the site "attention", "maps" or "mlp"."""
+    if site == "attention":
+        return Step(tokens_in, tokens_out, early, scoring, own=own_macs)
+    if site == "maps":
+        return Step(tokens_in, tokens_out, own=own_macs, fused=True)
+    return Step(tokens_in, tokens_in, scoring=scoring, own=own_macs)
 
 
 def plain_vit_cost(channels: int, depth: int, heads: int, *, tokens: int, embed: int, classes: int) -> VitCost:

@@ -86,19 +86,19 @@ class Actor:
         self.prefix = cost.place(0, self.tokens, self.tokens).prefix
         self.requires, self.traits = strategy.reads(), strategy.traits()
         self.weighs_sizes = strategy.weighs_sizes
-        if cost.alike and (why := _needs_blocks(strategy)):
-            raise UnsupportedError(f"'{strategy.name}' {why}")
+        _check_strategy(strategy, cost)
         self.returns = None if strategy.returns is None else block_of_return(strategy.returns, cost.depth)
-        if "relevance" in self.requires and strategy.kind != "oracle":
-            raise StrategyError(f"'{strategy.name}' needs the relevance mask but is not an oracle")
         self.spend(budget)
         self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
         self.planned = self.schedule.steps
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
             raise StrategyError(f"'{strategy.name}': training_blocks must be 0 to {self.depth - 1}, got {self.more}")
-        blocks = sorted({*self.keep, *self.more})
-        self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
+        self.learned: dict[int, torch.nn.Module] = {}
+        for block in sorted({*self.keep, *self.more}):
+            module = self._module(block)
+            if module is not None:
+                self.learned[block] = module
         self.checked: set[tuple[Any, ...]] = set()
         self.reads_all = True
 
@@ -434,11 +434,14 @@ class Pass(TokenState):
                 f"has tokens that come back before block {self.actor.returns}",
                 "call acting.leave(patches) after a plan, and acting.come_back(patches) if acting.comes_back(block)",
             )
+        self._check_use_of_plans()
+
+    def _check_use_of_plans(self) -> None:
+        """Raise UnsupportedError if the network ignored a plan: tokens that rest, or that have other weights."""
         last = self.actor.depth - (self.site == "attention")  # there, the last block's plan affects no attention
         plans = [decision.plan for decision in self.decisions if decision.block < last]
-        if any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans) and not any(
-            s.rested for s in self.steps
-        ):
+        must_rest = any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans)
+        if must_rest and not any(step.rested for step in self.steps):
             raise self._cannot("lets tokens rest", "run the block only on the tokens plan.active")
         uneven = any(merges(plan) for plan in plans) and self.weighs_sizes
         if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.called:
@@ -560,18 +563,11 @@ class Pass(TokenState):
 
     def _view(self, block: int, fields: Fields, needs: Collection[str] | None = None) -> TokenView:
         """Return the view of a block with the fields in `needs`, by default those that the strategy declares."""
-        fields, count, cost = dict(fields), self.index.shape[1], self.actor.cost
-        if "relevance" in self.requires:
-            if self.relevance is None:
-                raise UnsupportedError("the data of this cell has no relevance mask")
-            mask = self.relevance
-            fields["relevance"] = lambda: values_at(mask, self.index)
-        if needs is None and (missing := sorted(self.requires - set(fields))):
-            hint = "; site = 'attention' gives attention fields" if self.site == "input" and cost.depth > 1 else ""
-            raise UnsupportedError(
-                f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
-                f"{self.site} site (it gives {', '.join(sorted(fields))}){hint}"
-            )
+        count = self.index.shape[1]
+        fields = self._with_relevance(fields)
+        if needs is None:
+            needs = self.requires
+            self._check_needs(fields)
 
         def in_float32(compute: Callable[[], Any]) -> Callable[[], Any]:
             return lambda: full(compute())
@@ -580,19 +576,47 @@ class Pass(TokenState):
             # Computed on demand: most strategies draw none, and few numbers take as long as many.
             keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
             keys = seeds.mix(seeds.mix(keys, block + 1), draw + 1)
-            return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
+            if width is None:
+                return seeds.uniform(keys, count).reshape(-1, count)
+            return seeds.uniform(keys, count * width).reshape(-1, count, width)
 
         return TokenView(
-            {need: in_float32(fields[need]) for need in (self.requires if needs is None else needs)},
+            {need: in_float32(fields[need]) for need in needs},
             index=self.index,
             sizes=self.sizes,
             weights=self._weights,
-            place=cost.place(block, count, count),
+            place=self.actor.cost.place(block, count, count),
             training=self.training,
             grid=self.actor.grid,
             random=random,
             learned=self.actor.learned.get(block),
             memory=self.memory,
+        )
+
+    def _with_relevance(self, fields: Fields) -> Fields:
+        """Return the fields of a network, with the relevance of tokens for a strategy that reads it.
+
+        Raises:
+            UnsupportedError: the data have no relevance mask.
+        """
+        if "relevance" not in self.requires:
+            return fields
+        if self.relevance is None:
+            raise UnsupportedError("the data of this cell has no relevance mask")
+        mask = self.relevance
+        return {**fields, "relevance": lambda: values_at(mask, self.index)}
+
+    def _check_needs(self, fields: Fields) -> None:
+        """Raise UnsupportedError if the fields lack one that the strategy reads."""
+        missing = sorted(self.requires - set(fields))
+        if not missing:
+            return
+        hint = ""
+        if self.site == "input" and self.actor.cost.depth > 1:
+            hint = "; site = 'attention' gives attention fields"
+        raise UnsupportedError(
+            f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
+            f"{self.site} site (it gives {', '.join(sorted(fields))}){hint}"
         )
 
 
@@ -602,6 +626,15 @@ def _in_order(plan: Keep) -> Keep:
     add = None if plan.add is None else tokens.gather(plan.add, order)
     sizes = None if plan.sizes is None else plan.sizes.gather(1, order)
     return Keep(index, plan.fuse, plan.scores, add=add, sizes=sizes)
+
+
+def _check_strategy(strategy: Strategy, cost: CostModel) -> None:
+    """Raise an error if the strategy reads what only an oracle may, or needs what the network cannot do."""
+    needs_blocks = _needs_blocks(strategy) if cost.alike else ""
+    if needs_blocks:
+        raise UnsupportedError(f"'{strategy.name}' {needs_blocks}")
+    if "relevance" in strategy.reads() and strategy.kind != "oracle":
+        raise StrategyError(f"'{strategy.name}' needs the relevance mask but is not an oracle")
 
 
 def _needs_blocks(strategy: Strategy) -> str:

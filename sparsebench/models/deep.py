@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
+from sparsebench.measure.cost import Scoring
 from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.actor import Pass, SplitPass, exact, full, in_chunks
 from sparsebench.models.attention import (
@@ -59,6 +61,35 @@ ELSEWHERE = {"input": frozenset({"pixels", "outputs"}), "block": frozenset({"pre
 NOT_AT = {"maps": frozenset({"branch", "values", "attention_input"}), "mlp": frozenset({"attention_input"})}
 """The fields that sites inside a block lack."""
 TOKENS = frozenset({"tokens", "prefix"})
+
+
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """The attention of one block before its output is computed.
+
+    Attributes:
+        attn: the attention module.
+        q, k, v: (B, H, T, C / H) queries, keys and values.
+        keys: bias and weights of the keys, see `attend`.
+        maps: (B, H, T, T) the attention as the strategy changes it; None if it changes none.
+        fields: the fields of the view that this attention gives.
+    """
+
+    attn: Any
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keys: dict[str, Tensor | None]
+    maps: Tensor | None
+    fields: dict[str, Callable[[], Any]]
+
+    def output(self, rows: Tensor | None) -> Tensor:
+        """Return the (B, Q, C) output for the queries at the (B, Q) positions `rows`; None for all T."""
+        q, maps = self.q, self.maps
+        if rows is not None:
+            q = gather_heads(q, rows)
+            maps = None if maps is None else gather_queries(maps, rows)
+        return attend(self.attn, q, self.k, self.v, **self.keys, rows=rows, maps=maps)
 
 
 class DeepViT:
@@ -345,67 +376,111 @@ class DeepViT:
         return tokens.put_back(x, rows, new)
 
     def _run(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
-        """Run one block on the tokens that take part, with a decision inside it.
-
-        If the strategy needs no result of the attention, it decides first, and only the remaining tokens are queries
-        (all are keys and values). The result is the same with fewer MACs.
-        """
+        """Run one block on the tokens that take part, with a decision inside it."""
         positional = isinstance(block.attn, PositionalAttention)
         rope = {"rope": positions_of(self.module, acting)} if positional else turn.of(number, acting)
-        acts = acting.acts_at("attention", number)
-        ends = acting.acts_at("mlp", number)
+        acts = acting.acts_at("attention", number) or acting.acts_at("mlp", number)
         read_next = _read_next(acting, number)
-        if not (acts or ends or read_next or positional) and acting.even:
+        if not (acts or read_next or positional) and acting.even:
             acting.record_block(acting.present)
             return type(block).forward(block, x, **rope)
 
         check_block(block)
         tokens_in = acting.present
-        sizes = acting.sizes
+        attention = self._attention(acting, block, x, rope, acts)
+        if read_next:
+            acting.previous = self._times_keys(attention.fields["attention"], acting.sizes)
+        x, early = self._run_attention(acting, number, block, x, attention)
+        tokens_out = acting.present
+        x = self._run_mlp(acting, number, block, x, attention)
+
+        scoring: Scoring = ""
+        if attention.maps is None and acts:
+            scoring = self.cost.scoring(acting.requires)
+        elif attention.maps is None and read_next:
+            scoring = self.cost.scoring(frozenset({"attention"}))
+        acting.record_block(tokens_in, tokens_out, early=early, scoring=scoring)
+        return x
+
+    def _attention(self, acting: Pass, block: Any, x: Tensor, rope: dict[str, Tensor], acts: bool) -> _Attention:
+        """Return the attention of a block before its output is computed.
+
+        Args:
+            acting: the pass.
+            block: the block.
+            x: the tokens at its input.
+            rope: the keyword argument of rotations or positions.
+            acts: whether the strategy acts in this block, so that it may change the attention.
+        """
         keys = self._keys(acting)
         normed = branch_input(block, 1, x)
         q, k, v = qkv(block.attn, normed, **rope)
-        present = sizes > 0 if acting.ragged else None
-        maps = self._changed_maps(acting, block.attn, q, k, v, keys) if acts or ends else None
+        present = acting.sizes > 0 if acting.ragged else None
+        maps = self._changed_maps(acting, block.attn, q, k, v, keys) if acts else None
         fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present, maps=maps)
         fields["attention_input"] = lambda: normed[:, self.prefix :]
-        if read_next:
-            acting.previous = self._times_keys(fields["attention"], sizes)
+        return _Attention(block.attn, q, k, v, keys, maps, fields)
 
-        # Before the attention: tokens that go are keys, but no queries.
-        after_attention = bool(RESULTS & acting.requires)
+    def _run_attention(
+        self, acting: Pass, number: int, block: Any, x: Tensor, attention: _Attention
+    ) -> tuple[Tensor, bool]:
+        """Run the attention of a block, with a decision if the strategy acts here.
+
+        If the strategy needs no result of the attention, it decides first, and only the remaining tokens are queries
+        (all are keys and values). The result is the same with fewer MACs.
+
+        Returns:
+            The tokens after it, and whether tokens left before it.
+        """
+        sizes = acting.sizes
+        acts = acting.acts_at("attention", number)
+        reads_result = bool(RESULTS & acting.requires)
         plan = None
         rows = None
-        if acts and not after_attention:
-            plan = acting.decide(number, fields)
+        if acts and not reads_result:
+            plan = acting.decide(number, attention.fields)
             if isinstance(plan, Keep) and only_removes(plan):
                 rows = tokens.rows_of(plan, self.prefix)
-                q = gather_heads(q, rows)
                 x = self._change(acting, plan, x, sizes)
-                maps = None if maps is None else gather_queries(maps, rows)
-        branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows, maps=maps))
+        branch = branch_output(block, 1, attention.output(rows))
         x = x + branch
-
-        # After the attention: the strategy reads its result.
-        if acts and after_attention:
-            fields |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
-            plan = acting.decide(number, fields)
+        if acts and reads_result:
+            plan = acting.decide(number, self._fields_after(attention, x, branch))
         if plan is not None and rows is None:
             x = self._change(acting, plan, x, sizes)
+        return x, rows is not None
 
-        tokens_out = acting.present
-        added = branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
-        x = x + added
+    def _run_mlp(self, acting: Pass, number: int, block: Any, x: Tensor, attention: _Attention) -> Tensor:
+        """Run the MLP of a block, with a decision after it if the strategy acts there: it reads what the MLP added."""
+        sizes = acting.sizes
+        acts = acting.acts_at("mlp", number)
+        branch = branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
+        x = x + branch
+        plan = acting.decide(number, self._fields_after(attention, x, branch)) if acts else None
+        return x if plan is None else self._change(acting, plan, x, sizes)
 
-        # At the end of the block: the strategy reads what the MLP added.
-        if ends:
-            plan = acting.decide(number, {**fields, **self._tokens(x), "branch": lambda: added[:, self.prefix :]})
-            x = x if plan is None else self._change(acting, plan, x, sizes)
+    def _attention(self, acting: Pass, block: Any, x: Tensor, rope: dict[str, Tensor], acts: bool) -> _Attention:
+        """Return the attention of a block before its output is computed.
 
-        scored = acting.requires if acts or ends else frozenset({"attention"} if read_next else ())
-        scoring = "" if maps is not None else self.cost.scoring(scored)
-        acting.record_block(tokens_in, tokens_out, early=rows is not None, scoring=scoring)
-        return x
+        Args:
+            acting: the pass.
+            block: the block.
+            x: the tokens at its input.
+            rope: the keyword argument of rotations or positions.
+            acts: whether the strategy acts in this block, so that it may change the attention.
+        """
+        keys = self._keys(acting)
+        normed = branch_input(block, 1, x)
+        q, k, v = qkv(block.attn, normed, **rope)
+        present = acting.sizes > 0 if acting.ragged else None
+        maps = self._changed_maps(acting, block.attn, q, k, v, keys) if acts else None
+        fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present, maps=maps)
+        fields["attention_input"] = lambda: normed[:, self.prefix :]
+        return _Attention(block.attn, q, k, v, keys, maps, fields)
+
+    def _fields_after(self, attention: _Attention, x: Tensor, branch: Tensor) -> dict[str, Callable[[], Any]]:
+        """Return the fields of the view after a part of a block that added `branch` to the tokens, which are now x."""
+        return {**attention.fields, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
 
     def _changed_maps(
         self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor, keys: dict[str, Tensor | None]

@@ -316,26 +316,37 @@ def _compare(
     """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, vit.patch_embed.proj.in_channels, *size, generator=generator, dtype=torch.float64)
-    options: dict[str, Any] = {}
-    embeddings = _embeddings_of(model)
-    if resampled and "interpolate_pos_encoding" in inspect.signature(getattr(embeddings, "forward", len)).parameters:
-        options["interpolate_pos_encoding"] = True
+    options = _call_options(model, resampled)
     with in_float64(model) as device, _in_one_line(f"{name} cannot be called on {size[0]} x {size[1]} pixels"):
         expected = model(pixel_values=images.to(device), **options)
     if isinstance(expected, tuple):
         raise UserError(f"{name} returns a tuple", next_step="set return_dict=True in its configuration")
     with in_float64(vit) as device:
         tokens = vit.forward_features(images.to(device))
-        made = _fields(model, vit, tokens, vit.forward_head(tokens))
-    fields = tuple(field for field, value in expected.items() if isinstance(value, Tensor))
-    if strange := [field for field in expected if field not in made]:
+        actual = _fields(model, vit, tokens, vit.forward_head(tokens))
+    strange = [field for field in expected if field not in actual]
+    if strange:
         raise UserError(
             f"{name} returns {few(strange)}, which timm's network does not have",
             next_step="turn off what adds it to the output, such as output_hidden_states in the configuration",
         )
+    fields = tuple(field for field, value in expected.items() if isinstance(value, Tensor))
     if not all(bool(expected[field].isfinite().all()) for field in fields):
         raise UserError(f"{name} has outputs that are not finite numbers", next_step="check its weights")
-    differences = {field: difference(made[field], expected[field]) for field in fields}
+    differences = {field: difference(actual[field], expected[field]) for field in fields}
+    return type(expected), fields, _largest(differences, name)
+
+
+def _call_options(model: Any, resampled: bool) -> dict[str, bool]:
+    """Return the options with which a model is called on images of another size, if it has such an option."""
+    forward = getattr(_embeddings_of(model), "forward", len)
+    if resampled and "interpolate_pos_encoding" in inspect.signature(forward).parameters:
+        return {"interpolate_pos_encoding": True}
+    return {}
+
+
+def _largest(differences: Mapping[str, float], name: str) -> float:
+    """Return the largest difference between the outputs; raise UserError if it is larger than rounding."""
     worst = max(differences, key=lambda field: differences[field])
     if not differences[worst] <= LIMIT:
         raise UserError(
@@ -345,7 +356,7 @@ def _compare(
             next_step="something in its class or configuration is not in timm's network, such as an activation; "
             "name a model without it",
         )
-    return type(expected), fields, differences[worst]
+    return differences[worst]
 
 
 @contextmanager

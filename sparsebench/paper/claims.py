@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import resources
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,7 +38,18 @@ Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "no
 Positive = Annotated[Decimal, Field(gt=0, le=MOST)]
 
 
-class Claim(BaseModel):
+class LedgerRow(BaseModel):
+    """A row of a ledger, with the id by which users name it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[\w.-]+$")
+
+
+R = TypeVar("R", bound=LedgerRow)
+
+
+class Claim(LedgerRow):
     """A row of the ledger: the numbers that a source states for one setting of a method.
 
     Attributes:
@@ -59,9 +70,6 @@ class Claim(BaseModel):
         note: remarks on the settings.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str = Field(pattern=r"^[\w.-]+$")
     paper: str = Field(min_length=1)
     method: str = Field(min_length=1)
     model: str = Field(pattern=r"^timm:.")
@@ -89,33 +97,44 @@ class Claim(BaseModel):
 
 
 def load(path: Path | None = None) -> list[Claim]:
-    """Return the rows of a TOML file with [[claim]] tables, by default of sparsebench's ledger.
+    """Return the rows of a TOML file with [[claim]] tables, by default of sparsebench's ledger; see `read_ledger`."""
+    return read_ledger("claims.toml", path, "claim", Claim)
+
+
+def read_ledger(shipped: str, path: Path | None, key: str, cls: type[R]) -> list[R]:
+    """Return the rows of a TOML file that has only tables [[key]].
+
+    Args:
+        shipped: name of the file of sparsebench that is read without a path.
+        path: a user's file.
+        key: name of the tables.
+        cls: class of the rows, which have an id.
 
     Raises:
         UserError: the file cannot be read, a row has a missing, wrong or unknown field, or two rows have the same id.
     """
-    place = resources.files(__package__) / "claims.toml" if path is None else path
-    name = "claims.toml" if path is None else str(path)
+    place = resources.files(__package__) / shipped if path is None else path
+    name = shipped if path is None else str(path)
     try:
         tables = tomllib.loads(place.read_bytes().decode("utf-8"), parse_float=Decimal)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{name} cannot be read as TOML: {error}") from error
-    rows = tables.get("claim")
-    if set(tables) != {"claim"} or not isinstance(rows, list) or not rows:
-        raise UserError(f"{name} is not a ledger", got=sorted(tables), allowed="only [[claim]] tables")
-    claims: dict[str, Claim] = {}
+    rows = tables.get(key)
+    if set(tables) != {key} or not isinstance(rows, list) or not rows:
+        raise UserError(f"{name} is not a ledger", got=sorted(tables), allowed=f"only [[{key}]] tables")
+    by_id: dict[str, R] = {}
     for number, table in enumerate(rows, 1):
         try:
-            claim = Claim.model_validate(table)
+            row = cls.model_validate(table)
         except ValidationError as error:
-            row = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
-            raise UserError(f"{name}, row {row}: {reason_of(error)}") from error
-        if claims.setdefault(claim.id, claim) is not claim:
-            raise UserError(f"rows of {name} with the same id", got=claim.id)
-    return list(claims.values())
+            where = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
+            raise UserError(f"{name}, row {where}: {reason_of(error)}") from error
+        if by_id.setdefault(row.id, row) is not row:
+            raise UserError(f"rows of {name} with the same id", got=row.id)
+    return list(by_id.values())
 
 
-def find(claims: list[Claim], id: str) -> Claim:
+def find(claims: list[R], id: str) -> R:
     """Return the row with this id.
 
     Raises:

@@ -12,10 +12,11 @@ from sparsebench.plan.expand import variants_of_task
 from sparsebench.plan.locate import Located
 from sparsebench.plan.request import Request
 from sparsebench.plan.requested import RequestedTask
-from sparsebench.plan.suite import Suite, SuiteTask
+from sparsebench.plan.suite import Suite, SuiteTask, combinations
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part, Where, digest
 from sparsebench.strategy.budget import FULL
+from sparsebench.strategy.spec import fill
 from sparsebench.tasks.sources.composites import LOCATED
 
 
@@ -24,7 +25,7 @@ class Question(NamedTuple):
 
     Attributes:
         setting: hash of task, model, training samples, repetition and track. For a task that trains nothing, the
-            parameters of task and model are the user's choice.
+            parameters of task and model are the user's choice. The network is, where the user gives its weights.
         budget: where the strategy acts, and the amount of the budget.
     """
 
@@ -37,7 +38,8 @@ class Question(NamedTuple):
         about: list[Any] = []
         if cell.n_train:  # else nothing is trained, and users choose their own images and networks
             params = {key: value for key, value in cell.task.params.items() if key not in LOCATED}
-            about = [params, cell.model.model_dump(mode="json"), cell.precision]
+            has_given_weights = bool(cell.model.params.get("weights") or cell.model.params.get("pretrained"))
+            about = [params] if has_given_weights else [params, cell.model.model_dump(mode="json"), cell.precision]
         setting = digest([cell.task.name, cell.n_train, cell.repetition, cell.track, *about])
         # Only on the track scratch may a suite choose between "both" and "test". Otherwise the track or the strategy
         # decides where it acts, and its cells answer "both".
@@ -89,6 +91,12 @@ def _pictures_of(cells: Iterable[Cell]) -> dict[str, str]:
 
 def _templates(suite: Suite, entry: SuiteTask, registry: Registry, pictures: Mapping[str, str]) -> list[Cell]:
     """Return a cell for each variant of an entry's task and model, with the pictures of these names."""
+    if entry.tests_weights:
+        # `Question` has no model here, so any part that has weights is one.
+        model = Part(name="given", params={"weights": "given"})
+        cls = registry.task(entry.name)
+        variants = [fill(cls, params, f"task '{entry.name}'") for params in combinations(entry.params, entry.sweep)]
+        return [_template(registry.part_of(task), model, entry) for task in variants]
     if registry.task(entry.name).trains:
         cls = registry.task(entry.name)
         taken = {key: name for key, name in pictures.items() if key in cls.model_fields}
@@ -97,4 +105,10 @@ def _templates(suite: Suite, entry: SuiteTask, registry: Registry, pictures: Map
         return [variant.cell for variant in variants_of_task(task, suite, Request(), located, registry)]
     # `Question` has no parameters of a task that trains nothing, and no model. So names suffice, and no file is needed.
     part = Part(name=entry.name)
-    return [Cell(task=part, model=part, strategy=part, budget=FULL, n_train=0, repetition=0, where=entry.where)]
+    return [_template(part, part, entry)]
+
+
+def _template(task: Part, model: Part, entry: SuiteTask) -> Cell:
+    """Return a cell of a task and a model, whose strategy, size and repetition are placeholders."""
+    strategy = Part(name="dense")
+    return Cell(task=task, model=model, strategy=strategy, budget=FULL, n_train=0, repetition=0, where=entry.where)

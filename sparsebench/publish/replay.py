@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from sparsebench.publish.submission import (
     read_records,
 )
 from sparsebench.records import manifests, store
-from sparsebench.records.record import ON_TRAINED, Cell, Origin, Record, canonical
+from sparsebench.records.record import ON_TRAINED, Cell, Record, canonical
 from sparsebench.records.reports import HARMLESS
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import launched_by
@@ -57,6 +57,23 @@ KEPT = re.compile(
     r"|(CUDA|CUBLAS|NVIDIA|OMP|MKL|OPENBLAS|ATEN|TORCH|NUMBA|MPL)\w*|XDG_CACHE_HOME|HF_HOME|SPARSEBENCH_\w+"
 )
 """Environment variables that libraries need. Other variables may contain a token or a password."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What cells of a submission are run again from.
+
+    Attributes:
+        manifest: of the submission.
+        plugin: the file of its strategy, if it has one.
+        registry: what comes with sparsebench.
+        files: pictures and trained weights on this machine.
+    """
+
+    manifest: Manifest
+    plugin: Path | None
+    registry: Registry
+    files: Files
 
 
 def replay(
@@ -91,29 +108,23 @@ def replay(
         return
     verdict.badge, verdict.replays = "reported", []  # those of its files; this replay decides
     manifest = manifest_of(folder)
-    registry = Registry(shipped_only=True)
-    plugin = plugin_of(folder, manifest)
-    if plugin is None:
-        _check_source(manifest, registry)
+    source = _Source(manifest, plugin_of(folder, manifest), Registry(shipped_only=True), files)
+    if source.plugin is None:
+        _check_source(source)
     seed = secrets.randbits(48) if seed is None else seed
     results = [record for record in read_records(folder) if record.status == "ok"]
     records = draw(results, manifest.strategy, number, seed)
-    cells = [record.cell for record in records]
-    missing = lacking(cells, manifest.plugin)
-    if missing:
-        what = f"cells of {few(missing)} cannot be replayed: {ALONE}"
-        raise UserError(what, next_step="verify the submission without --replay")
-    _locate(cells, registry, files, manifest.plugin)
+    _check_inputs([record.cell for record in records], source)
 
-    with enclose(_input_files(manifest, plugin, files)):
-        broken = _check_failures(manifest, records, plugin)
+    with enclose(_input_files(source)):
+        broken = _check_failures(source, records)
         if broken:
             verdict.settle(broken, "replayed")
             return
-        replayed, machines = _run(records, manifest, registry, plugin, files, device, on_stop)
+        replayed, machines = _run(records, source, device, on_stop)
 
-    adaptive = {name for (name, _), strategy in manifests.strategies(folder).items() if strategy.adaptive}
-    wrong, elsewhere, points = compare([(record, replayed[record.cell_id]) for record in records], adaptive)
+    again = [replayed[record.cell_id] for record in records]
+    wrong, elsewhere, points = compare(list(zip(records, again, strict=True)), _adaptive(folder))
     verdict.notes.append(_about_draw(records, results, manifest.strategy, seed))
     if elsewhere:
         verdict.notes.append(
@@ -121,12 +132,18 @@ def replay(
             f"accuracies agree within {points:.2f} points"
         )
     verdict.settle(wrong, "replayed")
-    if by and not wrong:
-        again = [replayed[record.cell_id] for record in records]
+    if wrong:
+        return
+    if by:
         content = Replay.of(again, by=by, records=manifest.records, seed=seed, number=number, machines=machines)
         verdict.notes.append(f"written: {write(folder, content)}")
-    elif not wrong:
+    else:
         verdict.notes.append("boards do not show this replay: --by NAME keeps it beside the submission")
+
+
+def _adaptive(folder: Path) -> set[str]:
+    """Return the names of the adaptive strategies of a submission."""
+    return {name for (name, _), strategy in manifests.strategies(folder).items() if strategy.adaptive}
 
 
 def _about_draw(records: Sequence[Record], results: Sequence[Record], strategy: str, seed: int) -> str:
@@ -139,13 +156,25 @@ def _about_draw(records: Sequence[Record], results: Sequence[Record], strategy: 
     )
 
 
-def _check_source(manifest: Manifest, registry: Registry) -> None:
+def _check_inputs(cells: Sequence[Cell], source: _Source) -> None:
+    """Raise UserError if the submission or this machine lacks what the cells need."""
+    missing = lacking(cells, source.manifest.plugin)
+    if missing:
+        what = f"cells of {few(missing)} cannot be replayed: {ALONE}"
+        raise UserError(what, next_step="verify the submission without --replay")
+    _locate(cells, source)
+
+
+def _check_source(source: _Source) -> None:
     """Raise UserError unless the published distribution of the strategy is installed. Does not run its code."""
-    name, origin, entry = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
+    name, origin = source.manifest.strategy, source.manifest.plugin
+    entry = entries().get(origin.plugin)
     package, version = distribution(entry.dist) if entry else ("", "")
-    got, allowed = (f"{x[0]} {x[1]}".strip() for x in ((package, version), (origin.distribution, origin.version)))
+    got = f"{package} {version}".strip()
+    allowed = f"{origin.distribution} {origin.version}".strip()
     if origin.is_shipped and package == origin.distribution:  # its revision matters, not the version of sparsebench
-        got, allowed = (f"revision {source.revision}" for source in (registry.strategy(name).origin, origin))
+        got = f"revision {source.registry.strategy(name).origin.revision}"
+        allowed = f"revision {origin.revision}"
     if got != allowed:
         raise UserError(
             f"the published version of strategy '{name}' is not installed",
@@ -155,48 +184,45 @@ def _check_source(manifest: Manifest, registry: Registry) -> None:
         )
 
 
-def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
+def _check_failures(source: _Source, records: Sequence[Record]) -> list[str]:
     """Return the required checks that the strategy fails with the parameters of the drawn cells."""
-    name = manifest.strategy
+    name = source.manifest.strategy
     parts = (record.cell.strategy for record in records if record.cell.strategy.name == name)
     settings = {canonical(part.params): part for part in parts}
-    target = str(plugin) if plugin else name
-    return [
-        f"{plain(report.label, 60)} does not conform: check {plain(x.check, 60)} {x.status}: {plain(x.message)}"
-        for part in settings.values()
-        for report in process.check(target, part=part, groups=("required",))
-        for x in report.outcomes
-        if x.status not in HARMLESS
-    ]
+    target = str(source.plugin) if source.plugin else name
+    failures = []
+    for part in settings.values():
+        for report in process.check(target, part=part, groups=("required",)):
+            conforms = f"{plain(report.label, 60)} does not conform"
+            for outcome in report.outcomes:
+                if outcome.status not in HARMLESS:
+                    check = f"check {plain(outcome.check, 60)} {outcome.status}"
+                    failures.append(f"{conforms}: {check}: {plain(outcome.message)}")
+    return failures
 
 
-def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
+def _input_files(source: _Source) -> list[Path]:
     """Return the files that the cells need: those of the plugin, the pictures and the weights."""
-    entry = entries().get(manifest.plugin.plugin)
-    code = (
-        Content.of_file(plugin, alone=True).paths
-        if plugin
-        else {path.parent for path in plugin_files(entry)}
-        if entry
-        else ()
-    )
+    files = source.files
     names = (*files.images, files.backgrounds, files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in names if name]
     paths += [path for path in (files.data_root or Path("data"), files.networks) if path]
     of_transformers = places_of_transformers(files).values()
     paths += of_transformers
     paths += files_of([path for path in files.weights if path.expanduser() not in of_transformers])
-    return [path.absolute() for path in (*paths, *code)]
+    return [path.absolute() for path in (*paths, *_code_of(source))]
+
+
+def _code_of(source: _Source) -> Collection[Path]:
+    """Return the files of the strategy's code, or the folders of the installed one."""
+    if source.plugin:
+        return Content.of_file(source.plugin, alone=True).paths
+    entry = entries().get(source.manifest.plugin.plugin)
+    return {path.parent for path in plugin_files(entry)} if entry else ()
 
 
 def _run(
-    records: Sequence[Record],
-    manifest: Manifest,
-    registry: Registry,
-    plugin: Path | None,
-    files: Files,
-    device: str,
-    on_stop: Callable[[], None],
+    records: Sequence[Record], source: _Source, device: str, on_stop: Callable[[], None]
 ) -> tuple[dict[str, Record], dict[str, dict[str, str]]]:
     """Run cells again, including the cells that they start from.
 
@@ -206,39 +232,44 @@ def _run(
     options = Execution(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
-        _add_jobs(jobs, record, manifest, registry, plugin)
+        _add_jobs(jobs, record, source)
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
-        networks = Networks(Path(out), {}, files.networks)
+        networks = Networks(Path(out), {}, source.files.networks)
         ids = {record.cell_id for record in records}
         starts = planner.prerequisites(ids, list(jobs.values()), lambda first: not networks.has(first))
         queue = sorted((job for cell_id, job in jobs.items() if cell_id in ids | starts), key=lambda job: job.order)
-        located = _locate([job.cell for job in queue], registry, files, manifest.plugin)
-        places = dict(located.places) | official_places(files, queue, located.places)
-        places |= networks.places({job.after for job in queue} - {""})
-        for task in (job.cell.task for job in queue if job.cell.task.name == Folder.name):
-            if task.params.get("train"):  # the training pictures of a probe, beside those of the test
-                places |= Folder.model_validate(task.params).for_probe(places, files.skip_bad)[1]
+        located = _locate([job.cell for job in queue], source)
         plan = Plan(
             jobs=queue,
             todo=queue,
             located=located,
-            locations=places,
+            locations=_places(queue, located, networks, source.files),
             whole=queue,
             summaries={},
             forecast=Forecast(queue),
             request=None,
             device=runs.device_of(options),
         )
-        runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
+        runs.carry_out(plan, options, source.registry, Path(out), Callbacks(on_stop=on_stop))
         opened = store.Store(Path(out))
         replayed = opened.records()
         machines = opened.values(manifests.ENVIRONMENTS, dict[str, str])
         return replayed, {Path(name).stem: machine for name, machine in machines.items()}
 
 
-def _add_jobs(
-    jobs: dict[str, Job], record: Record, manifest: Manifest, registry: Registry, plugin: Path | None
-) -> None:
+def _places(queue: Sequence[Job], located: Located, networks: Networks, files: Files) -> dict[str, Path]:
+    """Return the files on this machine by the names that cells have for them: pictures, weights and networks."""
+    places = dict(located.places) | official_places(files, queue, located.places)
+    places |= networks.places({job.after for job in queue} - {""})
+    for job in queue:
+        task = job.cell.task
+        if task.name == Folder.name and task.params.get("train"):
+            # The training pictures of a probe, beside those of the test.
+            places |= Folder.model_validate(task.params).for_probe(places, files.skip_bad)[1]
+    return places
+
+
+def _add_jobs(jobs: dict[str, Job], record: Record, source: _Source) -> None:
     """Add the jobs of a record's cell and of the cells that it starts from, by cell id.
 
     A cell tests the network of another cell if its track is in ON_TRAINED, or if its strategy acts in the test only.
@@ -248,20 +279,20 @@ def _add_jobs(
     trained = None
     if cell.track in ON_TRAINED:
         trained = cell.init
-    elif not is_own(cell, manifest.plugin):
-        resolved = JobMaker(registry).training_of(registry.resolve(cell))
+    elif not is_own(cell, source.manifest.plugin):
+        resolved = JobMaker(source.registry).training_of(source.registry.resolve(cell))
         trained = resolved.cell if resolved else None
 
     for start in (*cell.inits, *([trained] if trained else [])):
-        job = _job(start, record, manifest, registry, plugin)
+        job = _job(start, record, source)
         jobs[start.id] = job.model_copy(update={"keep_weights": True})
-    job = _job(cell, record, manifest, registry, plugin)
+    job = _job(cell, record, source)
     if trained is not None:
         job = job.model_copy(update={"after": trained.id, "network": trained.id})
     jobs.setdefault(record.cell_id, job)
 
 
-def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Origin) -> Located:
+def _locate(cells: Sequence[Cell], source: _Source) -> Located:
     """Locate the files of the cells on this machine.
 
     The submission's file is not imported here. A task in it is given the pictures that tasks of sparsebench can have.
@@ -269,18 +300,22 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Ori
     Raises:
         UserError: if pictures or weights are missing that cells identify by content.
     """
+    plugin = source.manifest.plugin
     of_file = {"composite" if cell.n_train else "folder" for cell in cells if is_own(cell, plugin)}
     names = of_file | {cell.task.name for cell in cells if not is_own(cell, plugin)}
+    files = source.files
     of_transformers = places_of_transformers(files)
     of_timm = tuple(path for path in files.weights if path.expanduser() not in of_transformers.values())
-    located = locate(replace(files, weights=of_timm), [registry.task(name) for name in sorted(names)])
+    tasks = [source.registry.task(name) for name in sorted(names)]
+    located = locate(replace(files, weights=of_timm), tasks)
     located = replace(located, places={**located.places, **of_transformers})
     for cell in cells:
         parts = {key: cell.task.params.get(key) for key in LOCATED}
         parts |= {key: cell.model.params.get(key) for key in ("weights", "text_features")}
         for key, name in parts.items():
             if isinstance(name, str) and _BY_CONTENT.search(name) and name not in located.places:
-                others = sorted(place for place in located.places if place.partition("-")[0] == name.partition("-")[0])
+                kind = name.partition("-")[0]
+                others = sorted(place for place in located.places if place.partition("-")[0] == kind)
                 raise UserError(
                     f"cell {cell.id} was run with {plain(name, 60)}",
                     got=", ".join(others) or "no such file or folder",
@@ -289,19 +324,21 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files, plugin: Ori
     return located
 
 
-def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
+def _job(cell: Cell, record: Record, source: _Source) -> Job:
     """Return the job of a record's cell, or of a cell that it starts from.
 
     Unless the published strategy comes with sparsebench, only the worker process loads its code, and checks that the
     code has the revision in the record. The same holds for a task or a model in its file.
     """
-    name, source = cell.strategy.name, manifest.plugin
+    name = cell.strategy.name
+    published, origin = source.manifest.strategy, source.manifest.plugin
     job = partial(Job, cell=cell, label=name, after=cell.init.id if cell.init else "")
-    files, code = () if plugin is None else (str(plugin.resolve()),), (f"{source.plugin} {source.revision}", name)
-    if name == manifest.strategy and (plugin is not None or name not in registry.entries):
-        return job(origin=source, kind=record.kind, files=files, code=code)
-    entry = registry.strategy(name)
-    plugins = {"files": files, "code": code} if is_own(cell, source) else plugins_of(cell, registry)
+    files = () if source.plugin is None else (str(source.plugin.resolve()),)
+    code = f"{origin.plugin} {origin.revision}", name
+    if name == published and (source.plugin is not None or name not in source.registry.entries):
+        return job(origin=origin, kind=record.kind, files=files, code=code)
+    entry = source.registry.strategy(name)
+    plugins = {"files": files, "code": code} if is_own(cell, origin) else plugins_of(cell, source.registry)
     return job(origin=entry.origin, kind=entry.cls.kind, **plugins)
 
 

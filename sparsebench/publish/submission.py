@@ -21,7 +21,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import not_
@@ -202,6 +202,28 @@ def badges(folder: Path) -> dict[str, str]:
     return {verdict.strategy: verdict.badge}
 
 
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Give another folder beside it to fill, which becomes the folder at the end and is removed after an error."""
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _verified(folder: Path, out: Path) -> Verdict:
+    """Return the verdict of `verify` on a submission; raise UserError if the run's folder `out` is at fault."""
+    verdict = verify(folder)
+    if verdict.wrong:
+        raise UserError(
+            f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
+            next_step=f"{AGAIN}; --rerun always replaces all records",
+        )
+    return verdict
+
+
 def submit(out: Path, to: Path, strategy: str | None = None, about: About | None = None, replaces: str = "") -> Verdict:
     """Write the submission TO/<strategy>/<version>/ from a run's folder, and return the verdict of `verify`.
 
@@ -239,8 +261,7 @@ def submit(out: Path, to: Path, strategy: str | None = None, about: About | None
     about = about or About()
     if replaces:
         check_replaced(to / name, replaces, about)
-    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
-    try:
+    with _whole_folder(folder) as part:
         rows = table.table_of((record, 0) for record in selection)
         table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
@@ -256,15 +277,7 @@ def submit(out: Path, to: Path, strategy: str | None = None, about: About | None
             replaces=replaces,
         )
         write_manifest(part, manifest)
-        verdict = verify(part)
-        if verdict.wrong:
-            raise UserError(
-                f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
-                next_step=f"{AGAIN}; --rerun always replaces all records",
-            )
-        os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        verdict = _verified(part, out)
     verdict.folder = str(folder)
     verdict.notes = notes
     return verdict

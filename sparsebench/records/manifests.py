@@ -35,6 +35,8 @@ class StrategyEntry(Value):
     Attributes:
         revision: see `Origin`. Earlier versions wrote the hash of the source.
         how: the default disposal of tokens; "" if unknown.
+        variant: if it is a variant of its paper's method, how it differs, in one sentence; otherwise, and if an
+            earlier version wrote it, "".
         file: name of the plugin file in `source`; "" for an installed strategy.
         source: texts of this file and of the modules of its author that it imports, by name; empty if installed.
         data: files of these modules that are no text, in base64, by name.
@@ -49,6 +51,7 @@ class StrategyEntry(Value):
     citation: str
     bibtex: str
     how: str = ""
+    variant: str = Field("", exclude_if=not_)
     file: str = Field("", exclude_if=not_)
     source: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
     data: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
@@ -94,7 +97,8 @@ def setting_of(cell: Cell) -> str:
 def strategies(folder: Path | Store) -> dict[tuple[str, str], StrategyEntry]:
     """Return the descriptions of the strategies in a run's folder, by name and revision."""
     values = sorted(
-        Store.open(folder).values(STRATEGIES, StrategyEntry).values(), key=lambda value: (value.how != "", value.file)
+        Store.open(folder).values(STRATEGIES, StrategyEntry).values(),
+        key=lambda value: (value.how != "", value.variant != "", value.file),
     )
     return {(strategy.name, strategy.revision): strategy for strategy in values}
 

@@ -163,10 +163,31 @@ def row_of(record: Record, checksum: int = 0) -> Row:
     The JSON of the cell omits `init`, `n_train` and `repetition`, which have their own columns. The JSON of a metric
     has unit, n and method. A metric that has the name of another column is left out.
     """
+    row: Row = {}
+    for name, value in _about(record, checksum).items():
+        row[name] = plain(value, LONG) if type(value) is str else value
+    row["setting"] = setting_text(record.cell)
+    for name, field in ITEM.items():
+        row[name] = getattr(record.outcomes, field, b"")
+        if name in ADDED:
+            row[name] = row[name] or None
+    metrics = _metrics_with_columns(record)
+    for name, part in _json_parts(record, metrics).items():
+        row[name] = canonical(part) if part else None
+    for name, metric in metrics.items():
+        row[name] = metric.value
+        for end, value in (("low", metric.low), ("high", metric.high)):
+            if value is not None:
+                row[f"{name}.{end}"] = value
+    return row
+
+
+def _about(record: Record, checksum: int) -> Row:
+    """Return what a record says of its cell, its strategy and its run, by column; texts are not escaped."""
     cell = record.cell
     outcomes = record.outcomes
     track = cell.track if cell.n_train else "frozen"  # without training samples trained weights are only tested
-    about = {
+    return {
         "reason": record.failure.reason if record.failure else "",
         "task": cell.task.name,
         "model": cell.model.name,
@@ -184,21 +205,6 @@ def row_of(record: Record, checksum: int = 0) -> Row:
         **{name: getattr(record, name) for name in OF_RECORD},
         **{name: getattr(record.origin, name) for name in OF_ORIGIN},
     }
-    row: Row = {name: plain(value, LONG) if type(value) is str else value for name, value in about.items()}
-    row["setting"] = setting_text(cell)
-    for name, field in ITEM.items():
-        row[name] = getattr(outcomes, field, b"")
-        if name in ADDED:
-            row[name] = row[name] or None
-    metrics = _metrics_with_columns(record)
-    for name, part in _json_parts(record, metrics).items():
-        row[name] = canonical(part) if part else None
-    for name, metric in metrics.items():
-        row[name] = metric.value
-        for end, value in (("low", metric.low), ("high", metric.high)):
-            if value is not None:
-                row[f"{name}.{end}"] = value
-    return row
 
 
 def _metrics_with_columns(record: Record) -> dict[str, Metric]:

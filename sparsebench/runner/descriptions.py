@@ -81,6 +81,7 @@ def _strategy_entry(name: str, revision: str, registry: Registry) -> StrategyEnt
         citation=cls.citation,
         bibtex=cls.bibtex,
         how=default_reduction(cls),
+        variant=cls.differs if cls.variant else "",
         file=file,
         source=source,
         data=data,

@@ -205,7 +205,6 @@ def prepare(job: Job, registry: Registry, context: Context, *, head: bool = True
         StrategyError, UnsupportedError, UserError: the cell cannot be run.
     """
     cell = job.cell
-    device = context.environment.device
     strategy = strategy_of(job, registry)
     _, task, model = registry.resolve(cell)
     registry.check_revision(task, cell.task)
@@ -217,17 +216,9 @@ def prepare(job: Job, registry: Registry, context: Context, *, head: bool = True
     start, outcome = _load_start(job, network, task, model, data, context)
     if cell.probe is not None:
         _prepare_for_probe(cell.probe, network, strategy)
-    network.module.to(device)
+    network.module.to(context.environment.device)
 
-    augmentation = _augmentation(cell, task.recipe(), data.train, network, device)
-    train = context.samples(data.train, network.grid, augmentation)
-    test = context.samples(data.test, network.grid)
-    test.absent = _absent_classes(data, device)
-    validation = None if data.validation is None else context.samples(data.validation, network.grid)
-
-    if cell.probe is not None:  # nothing that acts needs labels: only the probe itself learns them, from `data`
-        train.labels, test.labels = torch.zeros_like(train.labels), torch.zeros_like(test.labels)
-
+    train, test, validation = _splits(cell, task, data, network, context)
     teacher = _teacher_of(network, strategy) if strategy.distils and start.head else None
     budget, choice = cell.budget, None
     if budget.schedule == AUTO:
@@ -281,6 +272,22 @@ def _prepare_for_probe(probe: Probe, network: Network, strategy: Strategy) -> No
     if drop_head is None:
         raise UnsupportedError("this model does not give the features that a probe needs: drop_head is missing")
     drop_head(probe.pooling)
+
+
+def _splits(
+    cell: Cell, task: Task, data: Data, network: Network, context: Context
+) -> tuple[Samples, Samples, Samples | None]:
+    """Return training, test and validation data on the device; without labels for a cell with a probe."""
+    device = context.environment.device
+    augmentation = _augmentation(cell, task.recipe(), data.train, network, device)
+    train = context.samples(data.train, network.grid, augmentation)
+    test = context.samples(data.test, network.grid)
+    test.absent = _absent_classes(data, device)
+    validation = None if data.validation is None else context.samples(data.validation, network.grid)
+    if cell.probe is not None:  # nothing that acts needs labels: only the probe itself learns them, from `data`
+        train.labels = torch.zeros_like(train.labels)
+        test.labels = torch.zeros_like(test.labels)
+    return train, test, validation
 
 
 def _absent_classes(data: Data, device: str) -> torch.Tensor | None:

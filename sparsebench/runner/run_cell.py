@@ -62,6 +62,7 @@ from sparsebench.tasks.base import Data, Split, Task, relevant
 from sparsebench.tasks.images import PictureTask
 from sparsebench.training.evaluation import (
     Evaluation,
+    Features,
     Passes,
     check_leaks,
     evaluate,
@@ -180,11 +181,10 @@ def _outcome_of(training: Training) -> dict[str, float] | DivergedError | None:
 def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
     """Return the record of one job, whose cell may already be trained."""
     context.on_progress([job.cell.id], 0.0)
-    prepared, outcome, seconds_before = trained or (None, None, 0.0)
+    prepared, _, seconds_before = trained or (None, None, 0.0)
     started = datetime.now(UTC).isoformat()
     clock = time.perf_counter() - seconds_before
     result = Result()
-    device = context.environment.device
 
     def on_prepared(ready: Prepared) -> None:
         nonlocal prepared
@@ -196,27 +196,16 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
     try:
         if job.cell.probe is not None:
             add_probe(result, job.cell, _features(job, registry, context, on_prepared))
+        elif trained is not None:
+            _test_trained(job, trained, context, result)
         else:
-            if prepared is None or outcome is None:
-                _seed(job, device)
-                prepared = prepare(job, registry, context)
-                _seed(job, device)
-                outcome = _train(job, prepared, context, result)
-            elif isinstance(outcome, DivergedError):
-                raise outcome
-            _seed(job, device)
-            _test(job, prepared, outcome, context, result)
+            _train_and_test(job, registry, context, result, on_prepared)
     except BaseException as error:  # a third-party strategy may raise anything
         if isinstance(error, KeyboardInterrupt) and not context.alone:
             raise
-        status = _status_of(error)
-        strategy = None if prepared is None or prepared.actor is None else prepared.actor.strategy
-        failure = failure_of(error, strategy, job.files)
-        if job.features and status in PERMANENT and _last_features(job, context) is None:  # not the probe itself failed
-            context.features = Unavailable(_path_of_features(job, context).stem, status, failure)
-        if context.alone and status != "unsupported":
-            _write_to_log(job, status, error)
+        status, failure = _status_and_failure(job, context, error, prepared)
         return job.record_of_failure(status, failure, started, time.perf_counter() - clock)
+    device = context.environment.device
     return Record(
         cell=job.cell,
         cell_id=job.cell.id,
@@ -230,6 +219,46 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         started=started,
         seconds=round(time.perf_counter() - clock, 3),
     )
+
+
+def _train_and_test(
+    job: Job, registry: Registry, context: Context, result: Result, on_prepared: Callable[[Prepared], None]
+) -> None:
+    """Prepare, train and test a cell, and fill its result. `on_prepared` is called before the training."""
+    device = context.environment.device
+    _seed(job, device)
+    prepared = prepare(job, registry, context)
+    on_prepared(prepared)
+    _seed(job, device)
+    outcome = _train(job, prepared, context, result)
+    _seed(job, device)
+    _test(job, prepared, outcome, context, result)
+
+
+def _test_trained(job: Job, trained: Trained, context: Context, result: Result) -> None:
+    """Test a cell that was trained together with others, and fill its result; raise the error of its training."""
+    prepared, outcome, _ = trained
+    if isinstance(outcome, DivergedError):
+        raise outcome
+    _seed(job, context.environment.device)
+    _test(job, prepared, outcome, context, result)
+
+
+def _status_and_failure(
+    job: Job, context: Context, error: BaseException, prepared: Prepared | None
+) -> tuple[Status, Failure]:
+    """Return the status and the failure of a cell that ended with an error, which a worker writes to its log.
+
+    If the features of a probe cannot be computed, the context says so to the other cells with these features.
+    """
+    status = _status_of(error)
+    strategy = None if prepared is None or prepared.actor is None else prepared.actor.strategy
+    failure = failure_of(error, strategy, job.files)
+    if job.features and status in PERMANENT and _last_features(job, context) is None:  # not the probe itself failed
+        context.features = Unavailable(_path_of_features(job, context).stem, status, failure)
+    if context.alone and status != "unsupported":
+        _write_to_log(job, status, error)
+    return status, failure
 
 
 def _name_of(device: str) -> str:
@@ -433,26 +462,18 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
         DivergedError: the weights or features are not finite.
         StrategyError: kept tokens or features depend on labels or masks.
     """
-    network, actor = prepared.network, prepared.in_test
+    actor = prepared.in_test
     shared = Result()
     shared.schedule = prepared.schedule
     _check_weights_are_finite(prepared)
     _fit(prepared, actor, context, shared)
     _calibrate(shared, prepared)
-    n_train, n_test = len(prepared.train.labels), len(prepared.test.labels)
     asked = context.environment.execution.batch
     first = asked or _first_batch_of_probe(prepared, context.environment.device)
     trust = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name, "probe"
     if actor is not None and trust not in context.trusted:
-        check_leaks(network, actor, prepared.test, None, first)
-    report = _reports(job, context, n_train + n_test)
-    # Training and test images have equal numbers, so they are different passes.
-    train = features(network, actor, prepared.train, first, visit=1, on_done=report)
-    has_mask = prepared.test.relevance is not None
-    # Where memory was short, the test begins with the size of batches that the training images had in the end.
-    test = features(
-        network, actor, prepared.test, train.batch, choices=has_mask, on_done=lambda done: report(n_train + done)
-    )
+        check_leaks(prepared.network, actor, prepared.test, None, first)
+    train, test = _features_of_splits(job, prepared, context, first)
     if not (np.isfinite(train.outputs).all() and np.isfinite(test.outputs).all()):
         raise _not_finite(prepared, "its features are not finite")
     context.trusted.add(trust)
@@ -463,6 +484,21 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
     _add_passes(shared, prepared, test, asked, first, FEWEST_OF_PROBE)
     _add_note_on_times(shared, context)
     return _packed(name, prepared.data, train.outputs, test.outputs, shared)
+
+
+def _features_of_splits(job: Job, prepared: Prepared, context: Context, batch: int) -> tuple[Features, Features]:
+    """Return the features of training and test images, with `batch` as the batch size to try first."""
+    network, actor = prepared.network, prepared.in_test
+    n_train, n_test = len(prepared.train.labels), len(prepared.test.labels)
+    report = _reports(job, context, n_train + n_test)
+    # Training and test images have equal numbers, so they are different passes.
+    train = features(network, actor, prepared.train, batch, visit=1, on_done=report)
+    has_mask = prepared.test.relevance is not None
+    # Where memory was short, the test begins with the size of batches that the training images had in the end.
+    test = features(
+        network, actor, prepared.test, train.batch, choices=has_mask, on_done=lambda done: report(n_train + done)
+    )
+    return train, test
 
 
 def _first_batch_of_probe(prepared: Prepared, device: str) -> int:
@@ -507,23 +543,30 @@ def add_probe(result: Result, cell: Cell, probed: Probed) -> None:
     n_classes = len(probed.classes)
     probe = linear_probe(train, labels, probed.test, n_classes)
     near = neighbours(train, labels, probed.test, n_classes)
-    truth = probed.test_labels
-    of_label = np.take_along_axis(probe.scores, truth[:, None], axis=1)
-    before = np.arange(n_classes) < truth[:, None]  # equal scores rank by class number, as in `evaluation.ranks`
-    items = Items(
-        predicted=probe.scores.argmax(axis=1),
-        labels=truth,
+    items = _items_of_probe(probed, probe.scores)
+    sizes = np.bincount(probed.train_groups[rows], minlength=len(probed.groups))
+    result.metrics |= scores(items, n_classes, probed.groups, sizes.tolist())
+    result.add("p_label", items.p_label, len(items.labels))
+    result.metrics["neighbour_accuracy"] = share(near == items.labels)
+    result.notes["probe"] = f"C={probe.C:g}"
+    result.outcomes = _outcomes(items, near)
+
+
+def _items_of_probe(probed: Probed, class_scores: np.ndarray) -> Items:
+    """Return the outcomes of the n test images of a probe from its (n, classes) scores."""
+    truth = probed.test_labels[:, None]
+    of_label = np.take_along_axis(class_scores, truth, axis=1)
+    is_higher = class_scores > of_label
+    # Equal scores rank by class number, as in `evaluation.ranks`.
+    is_before = (class_scores == of_label) & (np.arange(class_scores.shape[1]) < truth)
+    return Items(
+        predicted=class_scores.argmax(axis=1),
+        labels=probed.test_labels,
         groups=probed.test_groups,
-        ranks=((probe.scores > of_label) | ((probe.scores == of_label) & before)).sum(axis=1),
+        ranks=(is_higher | is_before).sum(axis=1),
         losses=-np.maximum(of_label[:, 0], LOWEST_LOG).astype(np.float32),
         foregrounds=probed.foregrounds if len(probed.foregrounds) else None,
     )
-    sizes = np.bincount(probed.train_groups[rows], minlength=len(probed.groups))
-    result.metrics |= scores(items, n_classes, probed.groups, sizes.tolist())
-    result.add("p_label", items.p_label, len(truth))
-    result.metrics["neighbour_accuracy"] = share(near == truth)
-    result.notes["probe"] = f"C={probe.C:g}"
-    result.outcomes = _outcomes(items, near)
 
 
 def _outcomes(items: Items, neighbour: np.ndarray | None = None) -> Outcomes:

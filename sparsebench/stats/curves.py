@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def area(points: Sequence[Results], spent: Sequence[float], lowest: float) -> Re
         spent, lowest: see `weights`.
     """
     counts, dense = weights(spent, lowest), points[-1]
-    seeds = sorted(set.intersection(*(set(point.means) for point in points)))
+    seeds = common_seeds(points)
     if not seeds:
         return None
     means = {s: float(sum(w * point.means[s] for w, point in zip(counts, points, strict=True))) for s in seeds}
@@ -88,8 +89,51 @@ def _ratio(height: Results, dense: Results) -> Results:
     return Results(ratios, hits, height.clusters)
 
 
-def least_macs(points: Sequence[Results], spent: Sequence[float], lone: bool = False) -> Interval:
-    """Return the smallest share of dense MACs that loses at most LOSS of dense's accuracy, with its 95 % interval.
+class Resampled(NamedTuple):
+    """The mean accuracies of K points and of dense, with bootstrap samples over seeds and clusters of test items.
+
+    Attributes:
+        mean: (K + 1,) means over the S common seeds, dense's last.
+        samples: (B, K + 1) bootstrap samples of them.
+        shares: (B, S) shares of the seeds in each sample.
+        n: number of what is resampled: seeds, or clusters of a lone network. There is no interval below 2.
+    """
+
+    mean: np.ndarray
+    samples: np.ndarray
+    shares: np.ndarray
+    n: int
+
+    def interval(self, values: np.ndarray) -> tuple[float | None, float | None]:
+        """Return the ends of the 95 % interval of (B,) values of the samples, see `percentiles`."""
+        if self.n < 2:
+            return None, None
+        return percentiles(values[~np.isnan(self.samples).any(axis=1)], self.n)
+
+
+def common_seeds(points: Sequence[Results]) -> list[int]:
+    """Return the seeds that all points have."""
+    return sorted(set.intersection(*(set(point.means) for point in points)))
+
+
+def resampled(points: Sequence[Results], lone: bool = False) -> Resampled:
+    """Return the means of points that share a seed, dense's last, and their bootstrap samples.
+
+    A single seed is not resampled, unless it is `lone`: the board has only one seed. Then only items are.
+    """
+    seeds = common_seeds(points)
+    means = np.array([[point.means[s] for point in points] for s in seeds])
+    n = len(seeds)
+    if lone and _have_hits(points, seeds):
+        n = len(np.unique(_clusters(points[-1], seeds)[0]))
+    samples = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
+    shares = (samples[:, :, None] == np.arange(len(seeds))).mean(axis=1)
+    heights = means.mean(axis=0)[None] if n < 2 else np.einsum("bs,bsk->bk", shares, resample(points, seeds, means))
+    return Resampled(means.mean(axis=0), heights, shares, n)
+
+
+def least_macs(points: Sequence[Results], spent: Sequence[float], lone: bool = False, loss: float = LOSS) -> Interval:
+    """Return the smallest share of dense MACs that loses at most `loss` of dense's accuracy, with its 95 % interval.
 
     It is where the mean curve, followed down from 1, first falls below this accuracy: infinity if it is below already
     at the largest share, and the smallest share if it is never below. The interval is from a percentile bootstrap over
@@ -100,26 +144,86 @@ def least_macs(points: Sequence[Results], spent: Sequence[float], lone: bool = F
         points: the results at K budgets, then dense; they share a seed.
         spent: (K,) realised shares of dense MACs, below 1.
         lone: whether the board has only one seed.
+        loss: the loss of accuracy, 0.02 for two points.
     """
-    seeds = sorted(set.intersection(*(set(point.means) for point in points)))
-    means = np.array([[point.means[s] for point in points] for s in seeds])
-    value = float(crossing(spent, means.mean(axis=0)[None])[0])
-    n = len(seeds)
-    if lone and _have_hits(points, seeds):
-        n = len(np.unique(_clusters(points[-1], seeds)[0]))
-    if n < 2:
-        return value, None, None
-    samples = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
-    share = (samples[:, :, None] == np.arange(len(seeds))).mean(axis=1)
-    heights = np.einsum("bs,bsk->bk", share, _resample(points, seeds, means))
-    return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), n)
+    means = resampled(points, lone)
+    value = float(crossing(spent, means.mean[None], loss)[0])
+    return value, *means.interval(crossing(spent, means.samples, loss))
 
 
-def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
+def speed_at_loss(
+    points: Sequence[Results],
+    spent: Sequence[float],
+    speeds: np.ndarray,
+    lone: bool = False,
+    loss: float = LOSS,
+) -> Interval:
+    """Return images/s at the MACs of `least_macs`, with its 95 % interval.
+
+    The time of an image is linear in MACs between two points. The samples of `least_macs` are used, with the times of
+    their seeds. A sample that is below at the largest share has dense's speed; without a value at `least_macs` there is
+    none here.
+
+    Args:
+        points, spent, lone, loss: see `least_macs`.
+        speeds: images/s at the K points, then dense's: (S, K + 1) for the common seeds, or (1, K + 1).
+    """
+    means = resampled(points, lone)
+    (value,) = crossing(spent, means.mean[None], loss)
+    if np.isinf(value):
+        return math.nan, None, None
+    times = 1 / np.asarray(speeds, dtype=float)
+    of_samples = means.shares @ times if len(times) > 1 else np.broadcast_to(times, (DRAWS, times.shape[1]))
+    speed = 1 / _time_at(spent, np.array([value]), times.mean(axis=0)[None])
+    if means.n < 2:
+        return float(speed[0]), None, None
+    places = np.minimum(crossing(spent, means.samples, loss), 1.0)
+    return float(speed[0]), *means.interval(1 / _time_at(spent, places, of_samples))
+
+
+def _time_at(spent: Sequence[float], places: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return (B,) times at (B,) shares of MACs, linear between (B, K + 1) times of points, dense's last."""
+    x, mean = _knots(spent)
+    return np.array([np.interp(place, x, row) for place, row in zip(places, times @ mean.T, strict=True)])
+
+
+def macs_difference(
+    first: tuple[Sequence[Results], Sequence[float]],
+    second: tuple[Sequence[Results], Sequence[float]],
+    dense: Results,
+    lone: bool = False,
+    loss: float = LOSS,
+) -> Interval:
+    """Return the MACs of one curve at a loss minus those of another, with the 95 % interval, resampled together.
+
+    Both have at least the larger one of their smallest shares, so that curves that never fall below do not differ. A
+    curve that is below at its largest share has the MACs of dense.
+
+    Args:
+        first, second: results and realised shares of dense MACs of each curve's points, without dense's.
+        dense: the results of dense; all points share a seed.
+        lone, loss: see `least_macs`.
+    """
+    K = len(first[1])
+    means = resampled([*first[0], *second[0], dense], lone)
+    lowest = max(min(first[1]), min(second[1]))
+
+    def difference(heights: np.ndarray) -> np.ndarray:
+        of_dense = heights[:, -1:]
+        at_loss = [
+            np.clip(crossing(spent, np.hstack([part, of_dense]), loss), lowest, 1.0)
+            for spent, part in ((first[1], heights[:, :K]), (second[1], heights[:, K:-1]))
+        ]
+        return np.asarray(at_loss[0] - at_loss[1])
+
+    return float(difference(means.mean[None])[0]), *means.interval(difference(means.samples))
+
+
+def crossing(spent: Sequence[float], heights: np.ndarray, loss: float = LOSS) -> np.ndarray:
     """Return the (B,) shares of MACs at which (B, K + 1) accuracies, dense's last, fall below; see `least_macs`."""
     x, mean = _knots(spent)
     y = heights @ mean.T
-    below = y < (heights[:, -1] - LOSS - ROUNDING)[:, None]
+    below = y < (heights[:, -1] - loss - ROUNDING)[:, None]
     last = len(x) - 1 - below[:, ::-1].argmax(axis=1)
     out = np.full(len(y), x[0])
     crosses = below.any(axis=1)
@@ -127,16 +231,18 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
     inside = np.flatnonzero(crosses & (last < len(x) - 2))
     k = last[inside]
     low, high = y[inside, k], y[inside, k + 1]
-    share = (heights[inside, -1] - LOSS - low) / (high - low)
+    share = (heights[inside, -1] - loss - low) / (high - low)
     out[inside] = x[k] + np.minimum(1.0, share) * (x[k + 1] - x[k])
     return out
 
 
-def _resample(points: Sequence[Results], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
-    """Return (DRAWS, S, K + 1) accuracies of resampled clusters of test items; `means` if items are unknown."""
+def resample(
+    points: Sequence[Results], seeds: Sequence[int], means: np.ndarray, times: int = DRAWS, stream: int = 0
+) -> np.ndarray:
+    """Return (times, S, K + 1) accuracies of resampled clusters of test items; `means` if items are unknown."""
     dense = points[-1]
     if not _have_hits(points, seeds):
-        return np.broadcast_to(means, (DRAWS, *means.shape))
+        return np.broadcast_to(means, (times, *means.shape))
     numbers = _clusters(dense, seeds)
     names = [clusters_of(items) for items in numbers]
     clusters = np.unique(np.concatenate(names))
@@ -144,7 +250,8 @@ def _resample(points: Sequence[Results], seeds: Sequence[int], means: np.ndarray
     for place, (seed, items, columns) in enumerate(zip(seeds, numbers, names, strict=True)):
         hits = np.array([*(point.hits[seed][1] for point in points), np.ones(len(items))], dtype=float)
         scores[place][:, np.searchsorted(clusters, columns)] = add_up(hits, items)[1]
-    samples = (draws(len(clusters), DRAWS) @ scores.reshape(-1, len(clusters)).T).reshape(DRAWS, len(seeds), -1)
+    samples = draws(len(clusters), times, stream) @ scores.reshape(-1, len(clusters)).T
+    samples = samples.reshape(times, len(seeds), -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(samples[:, :, :-1] / samples[:, :, -1:])
 

@@ -65,11 +65,7 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, and its how is {strategy.how!r}: {wants}")
     B, N = index.shape
     for field, value, shape in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise StrategyError(f"'{name}': {field} must have shape {shape}, got {got}")
-        if value.device != index.device:
-            raise StrategyError(f"'{name}': {field} is on {value.device}, the tokens are on {index.device}")
+        _check_tensor(value, shape, index.device, f"'{name}': {field}")
         if field.endswith((".index", ".target")) and value.dtype != torch.int64:
             raise StrategyError(f"'{name}': {field} must be int64, got {value.dtype}")
     if isinstance(plan, Shift) and not training:
@@ -78,6 +74,15 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
         raise StrategyError(f"'{name}': a Keep either fuses the other tokens or has add and sizes")
     if isinstance(plan, Mask) and (wrong := _wrong_kind(plan, strategy, training)):
         raise StrategyError(f"'{name}': {wrong}")
+
+
+def _check_tensor(value: Any, shape: tuple[int, ...], device: torch.device, what: str) -> None:
+    """Raise StrategyError unless a value is a tensor of this shape on this device."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise StrategyError(f"{what} must have shape {shape}, got {got}")
+    if value.device != device:
+        raise StrategyError(f"{what} is on {value.device}, the tokens are on {device}")
 
 
 def check_nothing(strategy: Strategy, N: int, keep: int) -> None:

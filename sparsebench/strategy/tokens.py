@@ -111,22 +111,16 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     >>> apply(Merge.into(torch.tensor([[0, 0, 2]])), tokens, sizes).tolist()
     [[[3.0], [9.0]]]
     """
-    if isinstance(plan, Keep) and plan.fuse is None:
-        kept = gather(tokens, rows_of(plan, prefix))
-        if plan.add is None:
-            return kept
-        return torch.cat([kept[:, :prefix], kept[:, prefix:] + plan.add.to(kept.dtype)], dim=1)
-    first, patches = tokens[:, :prefix], tokens[:, prefix:]
     if isinstance(plan, Keep):
-        assert plan.fuse is not None
-        weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
-        return torch.cat([first, gather(patches, plan.index), weight[:, None, :] @ patches], dim=1)
+        return _keep(plan, tokens, prefix)
+    first, patches = tokens[:, :prefix], tokens[:, prefix:]
     if isinstance(plan, Merge):
         plan = Grouped.of(plan)
         weight = shares_of(plan, sizes, _sums(plan, sizes)) if plan.weight is None else plan.weight
         new = _by_group(plan, patches, weight)
     elif isinstance(plan, Mix):
-        new = plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
+        values = patches if plan.values is None else plan.values.to(patches.dtype)
+        new = plan.weight.to(patches.dtype) @ values
     elif isinstance(plan, Shift):
         first = first if plan.prefix is None else first + plan.prefix.to(first.dtype)
         new = patches + plan.by.to(patches.dtype)
@@ -135,6 +129,19 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     else:
         return tokens
     return torch.cat([first, new], dim=1)
+
+
+def _keep(plan: Keep, tokens: Tensor, prefix: int) -> Tensor:
+    """Return the kept tokens: unchanged, with what the plan adds to them, or followed by the fused token."""
+    if plan.fuse is not None:
+        first, patches = tokens[:, :prefix], tokens[:, prefix:]
+        weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
+        fused = weight[:, None, :] @ patches
+        return torch.cat([first, gather(patches, plan.index), fused], dim=1)
+    kept = gather(tokens, rows_of(plan, prefix))
+    if plan.add is None:
+        return kept
+    return torch.cat([kept[:, :prefix], kept[:, prefix:] + plan.add.to(kept.dtype)], dim=1)
 
 
 def without_features(plan: Plan) -> Plan:

@@ -9,14 +9,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from flats import Flat, build, called, filled, flat, rows_in
+from flats import Flat, build, called, filled, flat, of_items, rows_in
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, gather
 from sparsebench.board.columns import dicts
 from sparsebench.board.comparison import about, comparisons_of
 from sparsebench.board.notes import notes_on
+from sparsebench.board.published import page
 from sparsebench.board.reading import MAIN, SUCCESS, describe, frame_of, read
+from sparsebench.board.tables import Choice, render
+from sparsebench.board.views import report
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Part
 from sparsebench.strategy.budget import Budget
@@ -49,6 +52,40 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
     board = board_of(describe(records, tmp_path), tmp_path)
     assert marked(board) == {"mine(power=2)": "yes", "other": "no", "third": ""}
     assert board.bibtex == ["@article{mine}"]
+
+
+@pytest.mark.parametrize("form", ["table", "md", "latex", "html"])
+@pytest.mark.parametrize("budgets", [(0.5,), (0.7, 0.3)], ids=["one budget", "curves"])
+def test_a_variant_is_marked_and_a_note_says_how_it_differs(
+    tmp_path: Path, form: str, budgets: tuple[float, ...]
+) -> None:
+    described(tmp_path, "mine", variant="it skips the second half of the method")
+    described(tmp_path, "other")
+    sparse = [
+        of_items(name, 0, share, 0.8, revision="abc") | called(name) for name in ("mine", "other") for share in budgets
+    ]
+    dense = of_items("dense", 0, 1, 0.9, revision="abc") | called("dense")
+    board = board_of(describe(pd.DataFrame([dense, *sparse]), tmp_path), tmp_path)
+    tables = report(board.judged, board.notes).tables
+    marks = {row["strategy"]: row["variant"] or "" for table in tables for row in table.rows}
+    assert marks == {"dense": "", "mine": "yes", "other": ""}
+    text = page(board).decode() if form == "html" else render(report(board.judged, board.notes), form, Choice(width=60))
+    assert text.count("variant") > 1 and "it skips the second half of the method" in text.replace("\n", " ")
+
+
+def test_boards_of_records_that_know_no_variants_have_no_mark(tmp_path: Path) -> None:
+    described(tmp_path, "mine")
+    records = pd.DataFrame([record(accuracy=0.5) | called(name) for name in ("mine", "dense")])
+    board = board_of(describe(records, tmp_path), tmp_path)
+    assert "variant" not in {column.key for column in board.judged.columns}
+    assert "variant" not in render(report(board.judged, board.notes), "json")
+
+
+def test_a_later_description_with_the_mark_counts(tmp_path: Path) -> None:
+    described(tmp_path, "mine", how="drop", variant="it skips a half")
+    described(tmp_path, "mine", how="drop")
+    records = pd.DataFrame([record(accuracy=0.5) | called("mine")])
+    assert list(describe(records, tmp_path)["differs"]) == ["it skips a half"]
 
 
 @pytest.mark.parametrize(

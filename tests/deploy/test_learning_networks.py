@@ -119,6 +119,37 @@ def test_a_strategy_says_how_fast_the_network_learns_beside_it():
             sparse.progress(wrong)
 
 
+@pytest.mark.parametrize(
+    ("words", "frozen"),
+    [
+        ("dtem:per_block=2", True),
+        ("diffrate_search:macs=0.6,frozen=true", True),
+        ("diffrate_search:macs=0.6", False),
+        ("cropr:per_block=2", False),
+        ("cropr:per_block=2,returns=-1,projections=true", False),
+        ("dynamic_vit:keep_rate=0.5", False),
+    ],
+)
+def test_a_loop_moves_the_weights_of_the_strategy_and_leaves_a_frozen_network(words, frozen):
+    sparse = sparsebench.apply(vit(), words, learned="random").train()
+    before = copy.deepcopy(sparse.state_dict())
+    learned = [weight for name, weight in sparse.named_parameters() if name.startswith("strategy.")]
+    groups = [{"params": list(sparse.model.parameters())}, {"params": learned}]
+    optimizer, cross_entropy = torch.optim.AdamW(groups, lr=1e-2), torch.nn.functional.cross_entropy
+    for step in range(4):
+        optimizer.param_groups[0]["lr"] = 1e-2 * sparse.progress(step / 4)
+        loss = cross_entropy(sparse(pixels()), LABELS) + sparse.loss()
+        for logits in sparse.auxiliary():
+            loss = loss + cross_entropy(logits, LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    moved = {name for name, value in sparse.state_dict().items() if not torch.equal(value, before[name])}
+    own = {name for name in moved if name.startswith("strategy.0.")}
+    assert own == {name for name in before if name.startswith("strategy.0.")}
+    assert (moved <= own | {name for name in before if name.startswith("strategy.")}) == frozen
+
+
 def test_a_teacher_is_asked_in_each_call_and_is_no_part_of_the_network():
     model, x = vit(), pixels()
     teacher, sparse = copy.deepcopy(model).train(), dynamic_vit(model)

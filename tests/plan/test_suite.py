@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 from measured import TINY
+from safetensors.torch import save_file
 from suite_text import suite_text
 
 from sparsebench.errors import UserError
@@ -67,13 +69,22 @@ SHIPPED = sorted(set(suites.names()) - {"folder", "imagenet"})
 
 
 @pytest.mark.theory
+def _weights_of(task: suites.SuiteTask, folder: Path) -> Path:
+    """Return a file with weights of the model whose trained weights a task tests, for the ten digits."""
+    path = folder / "weights.safetensors"
+    save_file(timm.create_model(task.model_params["arch"], num_classes=10).half().state_dict(), path)
+    return path
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in SHIPPED])
-def test_a_shipped_suite_has_baselines_and_is_complete(name: str) -> None:
+def test_a_shipped_suite_has_baselines_and_is_complete(name: str, tmp_path: Path) -> None:
     """A shipped suite has the baselines on and its cells answer all that it asks."""
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
     taken = any("images" in registry.task(task.name).model_fields for task in suite.task)
-    located = locate(Files(("digits",) * taken), [registry.task(task.name) for task in suite.task])
+    weights = [_weights_of(task, tmp_path) for task in suite.task if task.tests_weights]
+    files = Files(("digits",) * taken, weights=tuple(weights))
+    located = locate(files, [registry.task(task.name) for task in suite.task])
     jobs = expand(Request(suite=name), registry, located)
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own

@@ -34,6 +34,31 @@ TESTS = suite_text(f"{FROZEN}n_train = [24]\nbudgets = [{{macs = 1.0}}, {{macs =
 PLUGINS = ("attn_topk", "dynamic_vit", "patch_dropout")
 
 
+LATE = """
+import sparsebench
+from sparsebench_plugins.cropr import Cropr
+from sparsebench_plugins.dtem import DTEM
+
+class LateDTEM(DTEM):
+    name = "late_dtem"
+    adaptive = True
+
+    def plan(self, view, keep):
+        return super().plan(view, keep) if view.training else None
+
+class LateCropr(Cropr):
+    name = "late_cropr"
+    adaptive = True
+
+    def plan(self, view, keep):
+        return super().plan(view, keep) if view.training else None
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [LateDTEM, LateCropr]
+"""
+
+
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the files of a suite that trains networks, and of one that tests and tunes them."""
@@ -104,6 +129,26 @@ def test_tuning_begins_with_the_whole_network_and_trains_it(records: list[Record
     assert frozen.cell.init is not None
     assert tuned.notes["initial_weights"] == store.read(trained)[frozen.cell.init.id].notes["weights"]
     assert tuned.metrics["steps"].value == 2
+
+
+def test_training_with_a_frozen_network_moves_only_the_weights_of_the_strategy(
+    records: list[Record], suites: tuple[Path, Path], trained: Path, tmp_path: Path
+) -> None:
+    """The strategies of LATE keep all tokens in the test, so its outputs are those of the network alone."""
+    late, tuned = tmp_path / "late.py", dict[tuple[str, str], Record]()
+    late.write_text(LATE)
+    for rate in ("1e-12", "0.02"):
+        suite, out = tmp_path / f"{rate}.toml", tmp_path / rate
+        suite.write_text(suite_text(TUNED.replace("NETWORKS", str(suites[0])).replace("1e-12", rate)))
+        plugins = ["--plugin", "dtem", "--plugin", "cropr", "--plugin", str(late), "--macs", "0.6"]
+        result = run(suite, out, "--networks", str(trained), *plugins)
+        assert result.exit_code == 0, result.output
+        tuned |= {(record.label, rate): record for record in store.read(out).values()}
+    dense = chosen(records, "frozen", "dense", 1.0)
+    assert tuned["late_dtem", "0.02"].outcomes == dense.outcomes
+    assert tuned["late_cropr", "0.02"].outcomes != dense.outcomes
+    for name in ("dtem", "cropr"):
+        assert tuned[name, "1e-12"].metrics["p_label"].value != tuned[name, "0.02"].metrics["p_label"].value
 
 
 def test_the_board_never_ranks_two_tracks_together(records: list[Record]) -> None:

@@ -34,8 +34,8 @@ def strategy_in(code):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
-    [*CODE[:8], *code("README.md")],
-    ids=["far_out", "hubs", "neighbours", "small_rest", "gate", "unusual", "half", "lonely", "mine"],
+    [*CODE[:9], *code("README.md")],
+    ids=["far_out", "hubs", "crowded", "neighbours", "small_rest", "gate", "unusual", "half", "lonely", "mine"],
 )
 def test_the_strategies_of_the_pages_conform(code):
     strategy, names = strategy_in(code)
@@ -48,7 +48,7 @@ def test_the_strategies_of_the_pages_conform(code):
 @pytest.mark.slow
 def test_the_test_of_the_page_collects_its_checks(tmp_path):
     (tmp_path / "far_out.py").write_text(CODE[0])
-    (tmp_path / "test_far_out.py").write_text(CODE[8])
+    (tmp_path / "test_far_out.py").write_text(CODE[9])
     line = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "plans_are_legal"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
