@@ -485,7 +485,6 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
         DivergedError: the weights or features are not finite.
         StrategyError: kept tokens or features depend on labels or masks.
     """
-    actor = prepared.in_test
     shared = Result()
     asked = context.environment.execution.batch
     first = asked or _first_batch_of_probe(prepared, context.environment.device)
