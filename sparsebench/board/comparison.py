@@ -90,8 +90,8 @@ class Comparison:
 
     @property
     def learned_classes(self) -> bool:
-        """Whether probes are learned on networks that the same task has trained."""
-        return self.is_probe and any(task.get("name") == self.source for task in self.trainings)
+        """Whether probes are learned on networks of a suite, which the same classes have trained."""
+        return self.is_probe and bool(self.trainings)
 
     @cached_property
     def entries(self) -> pd.DataFrame:
@@ -183,6 +183,11 @@ class Comparison:
     def is_probe(self) -> bool:
         """Whether probes are compared."""
         return self.track == "probe"
+
+    @cached_property
+    def labels_patches(self) -> bool:
+        """Whether probes that predict patches are compared. The test items are then patches."""
+        return self.is_probe and self.has("iou")
 
     @cached_property
     def n_classes(self) -> int:
@@ -490,6 +495,8 @@ def pictures_of(comparison: Comparison) -> str:
 
 
 def items_of(comparison: Comparison) -> str:
-    """Return what a test consists of: images, or samples of a task without pictures, such as sets of tokens."""
+    """Return what a test consists of: images, patches, or without pictures samples, such as sets of tokens."""
+    if comparison.labels_patches:
+        return "patches"
     has_images = pictures_of(comparison) or "canvas" in comparison.params[0] or "patch" in comparison.params[1]
     return "images" if has_images else "samples"

@@ -20,11 +20,11 @@ from sparsebench.board.judge import Leaderboard
 from sparsebench.board.picture import new_figure, sheet
 from sparsebench.board.reading import DENSE, entry_of_dense, over_seeds
 from sparsebench.board.tables import Report, Table
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, plain
 from sparsebench.stats import curves, paired, style
-from sparsebench.stats.agreement import rank_correlation
+from sparsebench.stats.agreement import correlation_of_means, rank_correlation
 from sparsebench.stats.intervals import LEVEL, Interval
-from sparsebench.stats.paired import Pairs
+from sparsebench.stats.paired import Pairs, Results
 from sparsebench.strategy.budget import AUTO
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Standing:
             return Answer("", "not significant", True, None, difference)
         return Answer(first if mean < 0 else second, "", True, None, difference)
 
-    def _points(self, strategy: str) -> tuple[list[paired.Results], list[float]]:
+    def _points(self, strategy: str) -> tuple[list[Results], list[float]]:
         """Return the results of a strategy's curve below the dense MACs, and the shares of dense MACs, rising."""
         common = self.comparison.common.budgets.common or self.budgets
         rows = self.rows[(self.rows["strategy"] == strategy) & self.rows["asked"].isin(common)]
@@ -175,8 +175,8 @@ AGREEMENT = (
     Column("section", "section", "text", "task, model and track on the first board"),
     Column("other", "other section", "text", "task, model and track on the other board"),
     Column("schedules", "schedules", "text", "published: default schedules; auto: chosen ones"),
-    Column("budget", "budget", "fraction", "requested share of dense MACs on the first board"),
-    Column("other_budget", "other budget", "fraction", "the nearest one of the other board"),
+    Column("budget", "budget", "ratio", "requested share of dense MACs on the first board"),
+    Column("other_budget", "other budget", "ratio", "the nearest one of the other board"),
     Column("n_strategies", "strategies", "count", "those that both boards have there"),
     Column("spearman", "Spearman", "fraction", "rank correlation of accuracies", True),
 )
@@ -196,17 +196,18 @@ def agreement(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] 
     rows = []
     for standing, another in _with_equal_schedules(first, other):
         for budget in standing.budgets:
-            of_budget = nearest(another.budgets, budget)
-            row = _agreement_at(standing, budget, another, of_budget, strategies)
-            if row is not None:
-                rows.append(row)
+            common = _common(standing, budget, another, nearest(another.budgets, budget), strategies)
+            if common is not None:
+                rows.append(common.row())
     if not rows:
-        raise UserError(
-            "the boards have too few strategies in common",
-            allowed=f"{FEWEST_COMMON} or more with the same schedules at shares of dense MACs",
-        )
+        raise _too_few()
     table = Table(rows, AGREEMENT, legend=LEGEND)
     return Report([table], table)
+
+
+def _too_few() -> UserError:
+    allowed = f"{FEWEST_COMMON} or more with the same schedules at shares of dense MACs"
+    return UserError("the boards have too few strategies in common", allowed=allowed)
 
 
 def _with_equal_schedules(first: Leaderboard, other: Leaderboard) -> list[tuple[Standing, Standing]]:
@@ -218,32 +219,51 @@ def _with_equal_schedules(first: Leaderboard, other: Leaderboard) -> list[tuple[
     ]
 
 
-def _agreement_at(
+class _Common(NamedTuple):
+    """Two standings at a budget each, with the results of the strategies that both have there, in the same order."""
+
+    standing: Standing
+    budget: float
+    another: Standing
+    other_budget: float
+    results: list[Results]
+    other_results: list[Results]
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of AGREEMENT."""
+        networks = [set(one.comparison.networks.values()) for one in (self.standing, self.another)]
+        same_networks = bool(networks[0]) and networks[0] == networks[1]
+        return {
+            "section": self.standing.comparison.title,
+            "other": self.another.comparison.title,
+            "schedules": self.standing.schedules,
+            "budget": self.budget,
+            "other_budget": self.other_budget,
+            "n_strategies": len(self.results),
+            **interval_row("spearman", rank_correlation(self.results, self.other_results, same_networks)),
+        }
+
+
+def _common(
     standing: Standing, budget: float, another: Standing, other_budget: float, strategies: Sequence[str]
-) -> dict[str, Any] | None:
-    """Return a row of AGREEMENT; None with fewer than FEWEST_COMMON common strategies."""
+) -> _Common | None:
+    """Return what two standings have in common at these budgets; None with fewer than FEWEST_COMMON strategies."""
     entries, others = standing.at(budget), another.at(other_budget)
     names = [name for name in entries.index if name in others.index and (not strategies or name in strategies)]
     if len(names) < FEWEST_COMMON:
         return None
-    networks = [set(one.comparison.networks.values()) for one in (standing, another)]
-    value = rank_correlation(
-        [standing.comparison.results[entries[name]] for name in names],
-        [another.comparison.results[others[name]] for name in names],
-        same_networks=bool(networks[0]) and networks[0] == networks[1],
-    )
-    return {
-        "section": standing.comparison.title,
-        "other": another.comparison.title,
-        "schedules": standing.schedules,
-        "budget": budget,
-        "other_budget": other_budget,
-        "n_strategies": len(names),
-        **interval_row("spearman", value),
-    }
+    results = [standing.comparison.results[entries[name]] for name in names]
+    other_results = [another.comparison.results[others[name]] for name in names]
+    return _Common(standing, budget, another, other_budget, results, other_results)
 
 
-def draw(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+def draw(
+    first: Leaderboard,
+    other: Leaderboard,
+    strategies: Sequence[str] = (),
+    width: str = "two",
+    names: tuple[str, str] = ("the first board", "the other board"),
+) -> Figure:
     """Return the heat map of rank correlations: budgets of the first board against all budgets of the other.
 
     There is a chart for default schedules and one for chosen ones, as far as both boards have them.
@@ -251,23 +271,28 @@ def draw(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] = (),
     Args:
         first, other, strategies: see `agreement`.
         width: one of `style.COLUMNS`.
+        names: what the axes call the boards.
 
     Raises:
         UserError: see `agreement`.
     """
-    agreement(first, other, strategies)  # raises without common strategies
     pairs = _with_equal_schedules(first, other)
     kinds = list(dict.fromkeys(standing.schedules for standing, _ in pairs))
-    cells = {kind: _cells(kind, pairs, strategies) for kind in kinds}
+    every = {kind: _cells(kind, pairs, strategies) for kind in kinds}
+    cells = {kind: table for kind, table in every.items() if table.notna().any(axis=None)}
+    if not cells:
+        raise _too_few()
     n_rows = max(len(table) for table in cells.values())
     with sheet(width):
-        notes = "Spearman's correlation of accuracies: the first board's budgets down, the other's to the right."
+        notes = "Spearman's correlation of the accuracies of the strategies that both boards have."
         figure = new_figure(width, max(1.2, 0.28 * n_rows + 0.6), "", notes)
         for axis, (kind, table) in zip(np.atleast_1d(figure.subplots(1, len(cells))), cells.items(), strict=True):
             axis.imshow(table.to_numpy(float), cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
             axis.set_title(f"{kind} schedules", loc="left")
             axis.set_xticks(range(table.shape[1]), table.columns, rotation=45 if table.shape[1] > 6 else 0)
             axis.set_yticks(range(len(table)), table.index)
+            axis.set_xlabel(plain(f"{names[1]}, share of dense MACs"))
+            axis.set_ylabel(plain(f"{names[0]}, share of dense MACs"))
             axis.spines[:].set_visible(False)
             axis.tick_params(length=0)
             _write_values(axis, table.to_numpy(float))
@@ -283,8 +308,9 @@ def _cells(kind: str, pairs: Sequence[tuple[Standing, Standing]], strategies: Se
         for budget in standing.budgets:
             row = cells.setdefault(_label(standing, budget, several[0]), {})
             for other_budget in another.budgets:
-                found = _agreement_at(standing, budget, another, other_budget, strategies)
-                row[_label(another, other_budget, several[1])] = math.nan if found is None else found["spearman"]
+                common = _common(standing, budget, another, other_budget, strategies)
+                value = math.nan if common is None else correlation_of_means(common.results, common.other_results)
+                row[_label(another, other_budget, several[1])] = value
     return pd.DataFrame.from_dict(cells, orient="index")
 
 
@@ -296,5 +322,5 @@ def _write_values(axis: Any, values: np.ndarray) -> None:
     """Write each value into its cell, white on dark cells."""
     for (row, column), value in np.ndenumerate(values):
         if not math.isnan(value):
-            color = "white" if abs(value) > 0.7 else style.BLACK
+            color = "white" if abs(value) > 0.6 else style.BLACK
             axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)

@@ -68,7 +68,7 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
         p_label=over_seeds(main.tested, {"p_label": "mean"})["p_label"],
     )
     common = main.common.budgets.common
-    compared = _compared(rows, common)
+    compared = compared_points(rows, common)
     heights, values = _heights(main, rows.loc[compared], common)
     empty_columns = [name for name in values if name in rows]
     rows = rows.drop(columns=empty_columns).join(values, on="curve")
@@ -83,7 +83,7 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
     return rows, Curves(budgets, middle, _in_order(table), pairs)
 
 
-def _compared(rows: pd.DataFrame, common: Collection[float]) -> pd.Index:
+def compared_points(rows: pd.DataFrame, common: Collection[float]) -> pd.Index:
     """Return the entries of the points at the common budgets, and of dense."""
     is_at_common = rows["asked"].isin(common) | (rows["curve"] == DENSE)
     return rows.index[rows["curve"].notna() & is_at_common]

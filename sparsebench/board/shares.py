@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -76,26 +77,37 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
             next_step="run the suite vit-s, or --task composite:foreground=S,S with several sizes of the object",
         )
     points = _points(sections)
-    chosen = _choice(strategies, points) if strategies else _most_accurate(points, budgets)
+    chosen = _checked(strategies, points) if strategies else _most_accurate(points, budgets)
     looks = looks_of(set(points["curve"]), chosen)
-    words = about(sections[0].ranking.comparison) if title is None and width == "two" else title or ""
+    drawn = points[points["asked"].isin(budgets) & points["curve"].isin(looks)]
+
+    if title is None:
+        main = sections[0].ranking.comparison
+        title = about(replace(main, task=main.source)) if width == "two" else ""
     notes = ["Bars: 95 % intervals of differences to dense. The vertical axis is stretched near dense."]
     if not strategies:
         notes.append("In colour: the most accurate at one of the shares and budgets.")
     notes += notes_on_references(looks, width)
 
     with sheet(width):
-        figure = new_figure(width, style.HEIGHTS[width], words, " ".join(notes))
+        figure = new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
         axes = np.atleast_1d(figure.subplots(1, len(budgets), sharey=True))
         for axis, budget in zip(axes, budgets, strict=True):
-            of_budget = points[(points["asked"] == budget) & points["curve"].isin(looks)]
-            _draw_chart(axis, of_budget, looks)
+            _draw_chart(axis, drawn[drawn["asked"] == budget], looks)
             axis.set_title(f"{budget:g} of the MACs", fontsize="medium")
-        drawn = points[points["asked"].isin(budgets) & points["curve"].isin(looks)]
         fit(axes[0], min(-0.5, drawn["low"].min()), max(0.2, drawn["high"].max()))
         axes[0].set_ylabel("accuracy against dense, points")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, handlelength=3)
+        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=3, columnspacing=1.2)
     return figure
+
+
+def _checked(strategies: Sequence[str], points: pd.DataFrame) -> list[str]:
+    """Return the strategies without dense and duplicates; raise UserError if one has no point."""
+    known = set(points["curve"])
+    for name in strategies:
+        if name not in known:
+            raise unknown("strategy in the picture", name, known)
+    return [name for name in dict.fromkeys(strategies) if name != DENSE]
 
 
 def _budgets(sections: Sequence[Section]) -> list[float]:
@@ -124,15 +136,6 @@ def _points(sections: Sequence[Section]) -> pd.DataFrame:
             points[name] = 100 * rows[key].fillna(rows["accuracy_delta"]).astype(float)
         parts.append(points)
     return pd.concat(parts, ignore_index=True)
-
-
-def _choice(strategies: Sequence[str], points: pd.DataFrame) -> list[str]:
-    """Return the chosen strategies without dense and duplicates; raise UserError if one has no point."""
-    known = set(points["curve"])
-    for name in strategies:
-        if name not in known:
-            raise unknown("strategy in the picture", name, known)
-    return [name for name in dict.fromkeys(strategies) if name != DENSE]
 
 
 def _most_accurate(points: pd.DataFrame, budgets: Sequence[float]) -> list[str]:

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from tabulate import SEPARATING_LINE, tabulate
 
 from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
-from sparsebench.errors import UserError, is_address, short_names
+from sparsebench.errors import UserError, entry_names, is_address, short_names
 
 DIGITS = 10
 """Significant digits of numbers in files; differences between machines are beyond them."""
 WIDTH = 100
 LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
+STRATEGY = "strategy"
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
 STAY = ("task", "rank", "strategy", "variant", "authors", "budget", "accuracy", "kept_accuracy", "told")
@@ -47,6 +48,8 @@ ROOM = 12
 INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
+_RANGE = re.compile(r"(\d+)-(\d+)")
+"""A range of ranks such as 3-9, which a spreadsheet reads as a date."""
 _ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
 """Beginnings and ends of links, images and HTML in Markdown, and `|`, which divides cells."""
 _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
@@ -267,7 +270,11 @@ def _visible(letter: str) -> str:
 
 def _latex(report: Report, choice: Choice) -> str:
     """Return a `table*` for each table. LaTeX scales it down if it is wider than the text."""
-    parts = [_latex_table(part, choice.of(part, table.shown)) for table in report.tables for part in _of_a_page(table)]
+    parts = [
+        _latex_table(part, choice.of(part, table.shown))
+        for table in map(_with_entry_names, report.tables)
+        for part in _of_a_page(table)
+    ]
     return "\n".join(parts) + "".join(f"% {' '.join(note.split())}\n" for note in report.notes)
 
 
@@ -283,6 +290,20 @@ def _of_a_page(table: Table) -> list[Table]:
     first, *others = parts
     continued = table._replace(label="", above="Continued.", below="", legend=(), explained=False)
     return [table._replace(rows=first), *(continued._replace(rows=rows) for rows in others)]
+
+
+def _with_entry_names(table: Table) -> Table:
+    """Return a table whose entries of one strategy have only the parameters that tell them apart.
+
+    The legend has the parameters that they have in common.
+    """
+    names = [row[STRATEGY] for row in table.rows if isinstance(row.get(STRATEGY), str)]
+    shorter, shared = entry_names(names)
+    if not shared:
+        return table
+    rows = [row | {STRATEGY: shorter.get(row.get(STRATEGY), row.get(STRATEGY))} for row in table.rows]
+    legend = [f"All rows of {strategy} have {parameters}." for strategy, parameters in shared.items()]
+    return table._replace(rows=rows, legend=[*table.legend, *legend])
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:
@@ -353,8 +374,12 @@ def _values(row: Row, keys: Sequence[str]) -> Row:
 
 
 def cell(value: Any) -> Any:
-    """Return a value for CSV: a quote precedes each text that a spreadsheet would read as a formula."""
-    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
+    """Return a value for CSV: a quote precedes each text that a spreadsheet would read as a formula, 3-9 is 3 to 9."""
+    if not isinstance(value, str):
+        return value
+    if between := _RANGE.fullmatch(value):
+        return f"{between[1]} to {between[2]}"
+    return _FORMULA.sub(r"\1'", value)
 
 
 def markdown(text: str, code: bool = False) -> str:

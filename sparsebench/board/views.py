@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import probes
+from sparsebench.board import at_loss, patches, probes
 from sparsebench.board.columns import (
     BY_KEY,
     BY_TASK,
@@ -188,6 +188,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
     tables += _of_probes(judged)
+    tables += _of_patches(judged)
     for ranking in judged.sections:
         tables += _of_section(ranking, judged, whole)
     return Report(tables, _data(judged), notes)
@@ -355,6 +356,19 @@ def _of_probes(judged: Leaderboard) -> list[Table]:
     return tables
 
 
+def _of_patches(judged: Leaderboard) -> list[Table]:
+    """Return the tables of predicted patches."""
+    tables = []
+    for ranking in judged.rankings:
+        comparison = ranking.parts.get(patches.PART)
+        if comparison is not None:
+            rows = dicts(patches.in_order_of_table(ranking.every))
+            tables.append(
+                Table(rows, patches.COLUMNS, f"Predicted patches, task {comparison.task}", main=False, explained=True)
+            )
+    return tables
+
+
 def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> list[Column]:
     """Return the columns of the table with a row for each strategy.
 
@@ -456,15 +470,62 @@ def _pairs(ranking: Ranking) -> pd.DataFrame:
     )
 
 
-def matched(rankings: Iterable[Ranking]) -> Table:
-    """Return the rows of each task at equal cost, then those at equal accuracy."""
+def matched(rankings: Sequence[Ranking], loss: float = at_loss.LOSS, speed: Path | None = None) -> Report:
+    """Return the rows of each task at equal cost, those at equal accuracy, and what each strategy costs at a loss.
+
+    Args:
+        rankings: the rankings of a board.
+        loss: points of accuracy below dense.
+        speed: a folder of `sparsebench speed`, from which images/s are taken in place of those of records.
+
+    Raises:
+        UserError: the folder has no times.
+    """
     parts = [
         part.assign(task=ranking.task)
         for ranking in rankings
         for part in (_at_equal_cost(ranking), _at_equal_accuracy(ranking))
     ]
     rows = pd.concat([pd.DataFrame(columns=keys_of(MATCHED)), *parts])
-    return Table(dicts(rows[keys_of(MATCHED)]), MATCHED, legend=LEGEND_OF_MATCHED)
+    table = Table(dicts(rows[keys_of(MATCHED)]), MATCHED, legend=LEGEND_OF_MATCHED)
+
+    times = None if speed is None else _read_times(speed)
+    tables = [table]
+    notes = []
+    for ranking in rankings:
+        apart = _times_apart(ranking, times)
+        at_equal_loss = at_loss.table_of(ranking, loss, apart)
+        if at_equal_loss is not None:
+            tables.append(at_equal_loss._replace(main=False))
+        if times is not None and apart is None:
+            notes.append(f"{plain(str(speed))} has no times of {ranking.comparison.title}; those of records are shown.")
+    if len(tables) == 1:
+        notes.append("No MACs at a loss: they need dense and a strategy at two shares of dense MACs.")
+    columns: dict[str, Column] = {}
+    for one in tables:
+        for column in one.columns:
+            columns.setdefault(column.key, column)
+    data = Table([row for one in tables for row in one.rows], list(columns.values()))
+    return Report(tables, data, notes)
+
+
+def _times_apart(ranking: Ranking, times: pd.DataFrame | None) -> at_loss.Times | None:
+    """Return the times of `sparsebench speed` for the rows of a ranking; None without times of dense."""
+    if times is None:
+        return None
+    network, precision = _network_of(ranking.comparison)
+    of_rows = _times_of(ranking.every, times, network, precision)
+    batches = of_rows.loc[of_rows["strategy"] == DENSE, "batch"]
+    if batches.empty:
+        return None
+    batch = int(batches.max())
+    return at_loss.Times(_speeds_at(of_rows, batch), _speeds_at(of_rows, 1), batch)
+
+
+def _speeds_at(times: pd.DataFrame, batch: int) -> dict[tuple[str, str], float]:
+    """Return images/s at a batch size, by strategy and budget."""
+    of_batch = times.loc[times["batch"] == batch, ["strategy", "budget", "images_per_s"]]
+    return {(row.strategy, row.budget): row.images_per_s for row in of_batch.itertuples()}
 
 
 def _at_equal_cost(ranking: Ranking) -> pd.DataFrame:
@@ -661,8 +722,7 @@ def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) 
         speed: the folder of the times.
     """
     comparison = ranking.comparison
-    network = str(comparison.params[1].get("arch", comparison.model))
-    precision = str(comparison.params[1].get("precision", "float32"))
+    network, precision = _network_of(comparison)
     rows = _rows_of_paper(ranking)
     tested = comparison.tested[comparison.tested["entry"].isin(ranking.rows.index)]
     legend = [] if times is None else _add_times(rows, times, network, precision)
@@ -720,6 +780,12 @@ def _add_times(rows: pd.DataFrame, times: pd.DataFrame, network: str, precision:
     if without:
         legend.append(f"Without times: {few(without, MOST_NAMED, 100)}.")
     return legend
+
+
+def _network_of(comparison: Comparison) -> tuple[str, str]:
+    """Return the names of the network and of its precision, as `sparsebench speed` writes them."""
+    model = comparison.params[1]
+    return str(model.get("arch", comparison.model)), str(model.get("precision", "float32"))
 
 
 def _times_of(rows: pd.DataFrame, times: pd.DataFrame, network: str, precision: str) -> pd.DataFrame:

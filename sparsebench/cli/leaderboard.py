@@ -45,8 +45,10 @@ class _Options:
     strategies: str | None
     columns_of_paper: str | None
     title: str | None
+    against: Path | None
     link: str | None
     speed: Path | None
+    loss: float | None
     choice: Choice
     notes: bool
     output: Path | None
@@ -67,8 +69,8 @@ class _Options:
     type=click.Choice(["board", "pairs", "matched", "paper", "shifts"]),
     default="board",
     show_default=True,
-    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy; the table of a paper; or accuracy "
-    "and rank on each set of pictures.",
+    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy, and MACs and images/s at a loss; "
+    "the table of a paper; or accuracy and rank on each set of pictures.",
 )
 @click.option(
     "--check",
@@ -86,10 +88,10 @@ class _Options:
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
-    "their share in the pictures.  [default: accuracy]",
+    type=click.Choice(["accuracy", "speed", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs or over images/s (speed), reduction of the spurious gap, N50 of "
+    "trials, the sample complexity (images to target, or N50) over the share of relevant tokens among those that stay, "
+    "or accuracy over their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -111,12 +113,24 @@ class _Options:
     help="Title of the picture or the page; '' for a picture without one.  [a page: the usual one; a picture: data and "
     "networks, or none in one column]",
 )
+@click.option(
+    "--against",
+    type=PATH,
+    metavar="FOLDER",
+    help="Rank correlation with the board of another run, by budget; with --picture as a heat map.",
+)
 @click.option("--link", metavar="ADDRESS", help="Address below the title of the page, such as that of a paper.")
 @click.option(
     "--speed",
     type=PATH,
     metavar="FOLDER",
-    help="For the table of a paper: take images/s, speed-up, latency and memory from a folder of sparsebench speed.",
+    help="Take images/s, and for the table of a paper also latency and memory, from a folder of sparsebench speed.",
+)
+@click.option(
+    "--loss",
+    type=click.FloatRange(0, 100),
+    metavar="POINTS",
+    help="Points of accuracy below dense at which --view matched compares MACs and images/s.  [default: 2]",
 )
 @table
 @notes
@@ -124,11 +138,15 @@ class _Options:
 def leaderboard(**values: Any) -> None:
     """Show the leaderboard of a run's FOLDER, or of all submissions in FOLDER.
 
-    The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
-    citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
+    The board depends only on the records. html is one offline page with all tables and charts; bibtex has sparsebench
+    and the board's strategies, data sets and trained weights, each work once. --check exits with 1 if files differ or
+    if a record contradicts itself.
     """
     options = _Options(**values)
     _check_needs(options)
+    if options.against is not None:
+        _give(_agreement(options, options.against), options, options.picture or options.output)
+        return
     if options.picture is not None:
         _draw(options, options.picture)
         return
@@ -138,19 +156,44 @@ def leaderboard(**values: Any) -> None:
         sys.exit(_update(options.folder) if options.update else _check(options.folder))
     _check_form(options)
     content = _page(options) if options.form == HTML else _text(options).encode("utf-8", "replace")
-    if options.output is None:
+    _give(content, options, options.output)
+
+
+def _give(content: bytes, options: _Options, file: Path | None) -> None:
+    """Write a content to a file, or show it."""
+    if file is None:
         write(content.decode("utf-8"), options.form)
         return
-    write_whole(options.output, content)
-    click.echo(f"written: {options.output}", err=True)
+    write_whole(file, content)
+    click.echo(f"written: {file}", err=True)
 
 
 def _check_needs(options: _Options) -> None:
     """Raise UserError if an option is given that needs a picture, a page, another view, or a single board."""
     _refuse_beside(options)
-    if options.view != "paper":
-        _refuse({"--speed": options.speed}, "the table of a paper", next_step="add --view paper")
+    if options.view not in ("paper", "matched"):
+        _refuse({"--speed": options.speed}, "a table with images/s", next_step="add --view paper or --view matched")
+    if options.view != "matched":
+        has_loss = options.loss is not None
+        _refuse({"--loss": has_loss}, "the view of equal accuracy", next_step="add --view matched")
     _refuse_for_submissions(options)
+    if options.against is not None:
+        _refuse_beside_another_board(options)
+
+
+def _refuse_beside_another_board(options: _Options) -> None:
+    """Raise UserError if an option is given that needs a single board."""
+    alone = {
+        "--check": options.check,
+        "--update": options.update,
+        "--view": options.view != "board",
+        "--by": options.by,
+        "--of": options.quantity,
+        "--title": options.title,
+    }
+    _refuse(alone, "one board", next_step="leave --against out")
+    is_no_table = options.form in (HTML, BIBTEX)
+    _refuse({"--against": is_no_table}, "a table", got=f"--format {options.form}", allowed=list(FORMATS))
 
 
 def _check_form(options: _Options) -> None:
@@ -164,6 +207,23 @@ def _check_form(options: _Options) -> None:
             "--view": options.view != "board",
         }
         _refuse(of_tables, "a table", got=f"--format {options.form}", allowed=list(FORMATS))
+
+
+def _agreement(options: _Options, other: Path) -> bytes:
+    """Return the table or the heat map of the rank correlations with another board."""
+    from sparsebench.board import orders
+    from sparsebench.board.judge import judge
+    from sparsebench.board.reading import read
+    from sparsebench.board.tables import render
+
+    kind = style.form_of("--picture", options.picture) if options.picture is not None else ""
+    first, second = (judge(read(folder)) for folder in (options.folder, other))
+    if options.picture is not None:
+        width = options.columns_of_paper or "two"
+        boards = options.folder.resolve().name, other.resolve().name
+        return style.content(orders.draw(first, second, options.names, width, boards), kind)
+    table = orders.agreement(first, second, options.names)
+    return render(table, options.form, options.choice).encode("utf-8", "replace")
 
 
 def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
@@ -222,6 +282,8 @@ def _draw(options: _Options, file: Path) -> None:
         figure = relevance.draw(board, options.names, width)
     elif quantity == shares.QUANTITY:
         figure = shares.draw(board, options.names, width, options.title)
+    elif quantity == picture.SPEED:
+        figure = picture.over_speed(board, options.names, width, options.title)
     else:
         figure = picture.draw(board, quantity, options.names, width, options.title)
     write_whole(file, style.content(figure, form))
@@ -231,8 +293,10 @@ def _draw(options: _Options, file: Path) -> None:
 def _page(options: _Options) -> bytes:
     """Return the page of a board."""
     from sparsebench.board.published import page
+    from sparsebench.publish.collection import TITLE, is_collection
 
-    return page(_board(options.folder), title=options.title or "", link=options.link or "")
+    usual = TITLE if is_collection(options.folder) else ""
+    return page(_board(options.folder), title=options.title or usual, link=options.link or "")
 
 
 def _check(folder: Path) -> int:
@@ -319,7 +383,7 @@ def _rendered(report: Report, options: _Options) -> str:
 
 def _text(options: _Options) -> str:
     """Return the tables of a board, or its citations, as a text."""
-    from sparsebench.board import views
+    from sparsebench.board import at_loss, views
     from sparsebench.board.board import bibtex
     from sparsebench.board.judge import judge
     from sparsebench.board.reading import frame_of, read
@@ -340,6 +404,9 @@ def _text(options: _Options) -> str:
 
         report = views.paper(result.rankings, options.speed, options.names)
         return render(add_published(report, result.rankings), options.form, options.choice)
+    if options.view == "matched":
+        loss = at_loss.LOSS if options.loss is None else options.loss
+        return _rendered(views.matched([*result.rankings, *result.sections], loss, options.speed), options)
     if options.view != "board":
         compared = getattr(views, options.view)(result.rankings)
         return _rendered(compared, options)

@@ -13,6 +13,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from sparsebench import seeds
@@ -21,7 +22,7 @@ from sparsebench.deploy.sparse_transformer import SparseTransformer
 from sparsebench.errors import UserError, one_line
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.schedule import TokenSchedule, only_schedule
-from sparsebench.models import transformers_models
+from sparsebench.models import naflex, transformers_models
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
@@ -136,6 +137,11 @@ def _as_timm(model: nn.Module, image_size: int | tuple[int, int] | None) -> tupl
         converted = transformers_models.convert(model, image_size)
         log.warning(transformers_models.report(converted))
         return converted.vit, converted
+    if isinstance(model, NaFlexVit):
+        with supported("this network", got=type(model).__name__, allowed=TAKES):
+            vit, line = naflex.convert(model, image_size)
+        log.warning(line)
+        return vit, None
     if image_size is not None:
         return resized(model, image_size), None
     return model, None

@@ -401,6 +401,33 @@ class Pass(TokenState):
         self.sizes = self._weights = torch.ones(order.shape, device=order.device)
         return tokens.gather(torch.cat(parts, dim=1), order)
 
+    def kept_at(self) -> Tensor:
+        """Return (B, patches), the current token that each input patch identifies, see `index`; -1 for none."""
+        B, N = self.index.shape
+        token = self.index.new_full((B, self.count + 1), -1)  # tokens without a patch are written into the last column
+        numbers = torch.arange(N, device=token.device).expand(B, N)
+        return token.scatter(1, self.index % (self.count + 1), numbers)[:, :-1]
+
+    def membership(self) -> Tensor:
+        """Return (B, patches), the current token that contains each input patch; -1 for a patch that was dropped.
+
+        Raises:
+            UnsupportedError: tokens are mixtures of many patches.
+        """
+        if self.whole:  # tokens that came back are in no plan
+            return self.kept_at()
+        token = torch.arange(self.count, device=self.index.device).expand(len(self.index), -1)
+        for decision in self.decisions:
+            plan = decision.plan
+            if isinstance(plan, Mix) or (isinstance(plan, Mask) and plan.values is not None):
+                raise UnsupportedError(
+                    f"each token of '{self.actor.strategy.name}' is a mixture of many patches, and stands for none in "
+                    "particular"
+                )
+            if isinstance(plan, Keep | Merge):
+                token = tokens.membership_after(plan, token, decision.before.shape[1])
+        return token
+
     def auxiliary(self) -> Sequence[Tensor]:
         """Return further logits of a forward pass in training, see `Strategy.auxiliary`; none without any."""
         if not (self.training and self.actor.acts and self.actor.strategy.has_auxiliary):

@@ -239,6 +239,17 @@ class DeepViT:
                 vit.pools_class = False
 
     @torch.no_grad()
+    def patches(self, images: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return the (B, M, C) patch tokens that remain after the last norm, without gradients; see `__call__`."""
+        normed, vit = self.normalise(images), self.module
+        with self._precision(images.device.type):
+            if acting is None:
+                x = vit.forward_features(normed)
+            else:
+                x = self.features(normed, acting, lambda: self._real(images))
+            return vit.fc_norm(x[:, self.prefix :]).to(normed.dtype)
+
+    @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:
         """Return the outputs for images without a strategy and without gradients."""
         with self._precision(images.device.type):

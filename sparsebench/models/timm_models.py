@@ -23,6 +23,7 @@ from torch import Tensor
 from sparsebench.errors import UserError, few, is_out_of_memory, reason_of, unknown
 from sparsebench.models import transformers_models
 from sparsebench.models.base import HEADS
+from sparsebench.models.naflex import FixedNaFlex, of_one_size
 from sparsebench.models.timm_parts import SAME_IN_TIMM, refuse
 from sparsebench.models.transformers_models import folder_of, is_transformers
 
@@ -64,6 +65,7 @@ def create_vit(
         vit = timm.create_model(
             name, pretrained=pretrained, img_size=(height, width), num_classes=classes, in_chans=channels
         )
+        vit = of_one_size(vit, (height, width))
     except OSError as error:
         if name.startswith(FOLDER):
             raise UserError(f"timm cannot read '{name}': {reason_of(error)}") from error
@@ -285,6 +287,10 @@ def _names_match(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 def _convert(weights: dict[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights as converted by timm, or unchanged if timm cannot convert them."""
+    try:
+        weights = vit.from_naflex(weights) if isinstance(vit, FixedNaFlex) else weights
+    except RuntimeError:  # match_weights reports what does not fit
+        return weights
     patches, target = weights.get(PATCHES), expected.get(PATCHES)
     if patches is not None and patches.ndim == 4 and (target is None or patches.shape[2:] != target.shape[2:]):
         return weights  # timm would resample the patch embedding, but the patch size is part of the architecture

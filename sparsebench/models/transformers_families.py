@@ -193,6 +193,12 @@ def _with_pooler(vit: Any, model: Any) -> Any:
     return vit
 
 
+def _ijepa(model: Any, config: Any, size: tuple[int, int]) -> Any:
+    """Return a network without a class token, whose head reads the mean of the patches."""
+    common = _common(model, config, size) | {"act_layer": _activation(config), "qkv_bias": config.qkv_bias}
+    return VisionTransformer(class_token=False, global_pool="avg", fc_norm=False, **common)
+
+
 def _deit(model: Any, config: Any, size: tuple[int, int]) -> Any:
     """Return a network with two heads, or one in which the distillation token is a register token."""
     common = _common(model, config, size) | {"act_layer": _activation(config), "qkv_bias": config.qkv_bias}
@@ -250,6 +256,8 @@ def _clip(model: Any, config: Any, size: tuple[int, int]) -> Any:
 
 FAMILIES = (
     Family(VIT, _vit, ("ViTModel", "ViTForImageClassification"), HALF),
+    Family(VIT, _vit, ("ViTMSNModel", "ViTMSNForImageClassification"), IMAGENET),
+    Family(VIT, _ijepa, ("IJepaModel", "IJepaForImageClassification"), IMAGENET),
     Family(
         DEIT,
         _deit,

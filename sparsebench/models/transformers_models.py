@@ -66,7 +66,7 @@ class Converted:
         """Whether position embeddings were resampled for another image size than that of the model."""
         config = getattr(self.module.config, "vision_config", self.module.config)
         positions = getattr(self.vit, "pos_embed", None)
-        return positions is not None and tuple(self.vit.patch_embed.img_size) != _pair(config.image_size)
+        return positions is not None and tuple(self.vit.patch_embed.img_size) != pair(config.image_size)
 
     def write_back(self) -> Any:
         """Copy the weights of the timm network into the transformers model, and return the whole model.
@@ -102,9 +102,9 @@ def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
     assert family is not None
     name = type(model).__name__
     config = getattr(model.config, "vision_config", model.config)
-    own = _pair(config.image_size)
-    size = own if size is None else _pair(size)
-    _check_size(name, size, _pair(config.patch_size))
+    own = pair(config.image_size)
+    size = own if size is None else pair(size)
+    check_size(name, size, pair(config.patch_size))
     with _in_one_line(f"timm cannot build the network of {name}"):
         vit = family.network(model, config, size)
         state = {key: value.detach() for key, value in model.state_dict().items()}
@@ -148,7 +148,7 @@ def unknown_class(name: str) -> UserError:
     )
 
 
-def _check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
+def check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
     """Raise UserError if images cannot be cut into whole patches."""
     if any(pixels < side or pixels % side for pixels, side in zip(size, patch, strict=True)):
         raise UserError(
@@ -158,7 +158,7 @@ def _check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> Non
         )
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
     """Return a side or a (height, width) as (height, width)."""
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
@@ -285,7 +285,7 @@ def _resampled(model: Any, size: tuple[int, int]) -> dict[str, Tensor]:
         (key, value) for key, value in model.state_dict().items() if "embeddings.position_embedding" in key
     )
     config = getattr(model.config, "vision_config", model.config)
-    patch, own = _pair(config.patch_size), _pair(config.image_size)
+    patch, own = pair(config.patch_size), pair(config.image_size)
     before, after = ((height // patch[0]) * (width // patch[1]) for height, width in (own, size))
     rows = positions.reshape(-1, positions.shape[-1])
     length = len(rows) - before + after
@@ -317,11 +317,11 @@ def _compare(
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, vit.patch_embed.proj.in_channels, *size, generator=generator, dtype=torch.float64)
     options = _call_options(model, resampled)
-    with _in_float64(model) as device, _in_one_line(f"{name} cannot be called on {size[0]} x {size[1]} pixels"):
+    with in_float64(model) as device, _in_one_line(f"{name} cannot be called on {size[0]} x {size[1]} pixels"):
         expected = model(pixel_values=images.to(device), **options)
     if isinstance(expected, tuple):
         raise UserError(f"{name} returns a tuple", next_step="set return_dict=True in its configuration")
-    with _in_float64(vit) as device:
+    with in_float64(vit) as device:
         tokens = vit.forward_features(images.to(device))
         actual = _fields(model, vit, tokens, vit.forward_head(tokens))
     strange = [field for field in expected if field not in actual]
@@ -331,7 +331,9 @@ def _compare(
             next_step="turn off what adds it to the output, such as output_hidden_states in the configuration",
         )
     fields = tuple(field for field, value in expected.items() if isinstance(value, Tensor))
-    differences = {field: _difference(actual[field], expected[field]) for field in fields}
+    if not all(bool(expected[field].isfinite().all()) for field in fields):
+        raise UserError(f"{name} has outputs that are not finite numbers", next_step="check its weights")
+    differences = {field: difference(actual[field], expected[field]) for field in fields}
     return type(expected), fields, _largest(differences, name)
 
 
@@ -358,7 +360,7 @@ def _largest(differences: Mapping[str, float], name: str) -> float:
 
 
 @contextmanager
-def _in_float64(network: Any) -> Iterator[torch.device]:
+def in_float64(network: Any) -> Iterator[torch.device]:
     """Set a network to evaluation mode in float64 inside the block, and give its device.
 
     A copy would not do: functions that replace `forward`, as other libraries set them, call the network itself.
@@ -381,7 +383,7 @@ def _in_float64(network: Any) -> Iterator[torch.device]:
             part.training = True
 
 
-def _difference(made: Tensor, expected: Tensor) -> float:
+def difference(made: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors, over the largest expected value if that exceeds 1."""
     if made.shape != expected.shape:
         return float("inf")
@@ -538,8 +540,8 @@ def meta_network(folder: Path, size: int | tuple[int, int]) -> Any:
     model, config = _skeleton(folder)
     family = family_of(model)
     assert family is not None
-    size = _pair(size)
-    _check_size(type(model).__name__, size, _pair(config.patch_size))
+    size = pair(size)
+    check_size(type(model).__name__, size, pair(config.patch_size))
     with torch.device("meta"), _in_one_line(f"timm cannot build the network of {folder}"):
         return family.network(model, config, size)
 
@@ -600,7 +602,7 @@ def published(folder: Path) -> PretrainedCfg:
     """
     said = _json(folder / PROCESSOR)
     model, config = _skeleton(folder)
-    height, width = _size_of_processor(said) or _pair(config.image_size)
+    height, width = _size_of_processor(said) or pair(config.image_size)
     family = family_of(model)
     assert family is not None
     filters = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}

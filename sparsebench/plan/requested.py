@@ -13,6 +13,7 @@ from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.spec import parse
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.patches import Patches
 
 CANVAS = "canvas"
 """The parameter of image tasks that is the side of their images in pixels."""
@@ -130,10 +131,11 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     Raises:
         UserError: neither a training nor trained weights are requested.
     """
-    if all(entry.is_probe for entry in suite.task):
+    if all(entry.is_probe for entry in suite.task) and not request.single:
         usual = suite.task[0]
         return SuiteTask(name=name, n_train=usual.n_train, budgets=usual.budgets, model="timm", track="probe")
-    if request.n_train or not registry.task(name).trains:
+    is_for_probes = issubclass(registry.task(name), Patches)  # refused later, with the reason
+    if request.n_train or not registry.task(name).trains or is_for_probes:
         return SuiteTask(name=name, n_train=request.n_train or (0,))
     if has_weights or request.pretrained:
         return SuiteTask(name=name, n_train=(FIT_IMAGES,), track="frozen", seeds=1)
@@ -147,15 +149,13 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
 def _probe_of(entry: SuiteTask, request: Request, has_weights: bool) -> SuiteTask:
     """Return the entry of a probe on the user's network, if weights are given, else on the suite's networks.
 
+    For pictures it is the entry of the network itself, on whose features probes would be learned.
+
     Raises:
-        UserError: a model is named without its weights, or the networks are for pictures.
+        UserError: a model is named without its weights.
     """
     if request.single:
-        raise UserError(
-            "pictures are of networks, and not of the probes on their features",
-            got=f"task '{entry.name}' of a suite of probes",
-            next_step="choose another suite, such as quick, or folder for your weights",
-        )
+        entry = entry.model_copy(update={"track": "frozen", "n_train": (FIT_IMAGES,)})
     if has_weights or request.pretrained:
         return entry.model_copy(update={"network": ""})
     if entry.network and request.model is not None:

@@ -104,11 +104,16 @@ class Probe(Value):
 
     Attributes:
         pool: number of training images of which features are computed. The cell's `n_train` images are some of them.
-        pooling: what the features are.
+        pooling: what the features are. "none": each patch has features, and its class is predicted.
     """
 
     pool: Whole = Field(gt=0)
-    pooling: Pooling = "model"
+    pooling: Pooling | Literal["none"] = "model"
+
+    @property
+    def of_patches(self) -> bool:
+        """Whether the probe predicts the class of each patch."""
+        return self.pooling == "none"
 
 
 class Cell(Value):

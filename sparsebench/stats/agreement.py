@@ -41,16 +41,21 @@ def rank_correlation(first: Sequence[Results], second: Sequence[Results], same_n
         first, second: the results of the strategies on each board, in the same order; those of a board share a seed.
         same_networks: whether both boards have the same networks, which are then drawn once.
     """
-    means = [np.array([_mean(result, common_seeds(board)) for result in board]) for board in (first, second)]
-    (value,) = spearman(means[0][None], means[1][None])
+    value = correlation_of_means(first, second)
     R = len(first)
     if R < FEWEST or math.isnan(value):
-        return float(value), None, None
+        return value, None, None
     of_boards = _drawn_means(first, FIRST), _drawn_means(second, FIRST if same_networks else SECOND)
     strategies = np.random.default_rng(STRATEGIES).integers(0, R, (RESAMPLES, R))
     samples = spearman(*(np.take_along_axis(drawn, strategies, axis=1) for drawn in of_boards))
     low, high = np.quantile(samples[~np.isnan(samples)], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(value), float(low), float(high)
+    return value, float(low), float(high)
+
+
+def correlation_of_means(first: Sequence[Results], second: Sequence[Results]) -> float:
+    """Return Spearman's correlation of the mean accuracies of strategies on two boards, see `rank_correlation`."""
+    means = [np.array([_mean(result, common_seeds(board)) for result in board]) for board in (first, second)]
+    return float(spearman(means[0][None], means[1][None])[0])
 
 
 def _mean(result: Results, seeds: Sequence[int]) -> float:

@@ -25,10 +25,11 @@ from sparsebench.tasks.sources.composites import (
 )
 from sparsebench.tasks.sources.files import path_of
 from sparsebench.tasks.sources.known import DIGITS, PHOTOS, SETS, names_for
+from sparsebench.tasks.sources.masks import MASKED
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """From labels (n,), a generator and whether it is the test: returns canvases (n, 3, S, S) uint8 and groups (n,)."""
-LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
+LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity", "head", "fill", "objects"})
 """Parameters that do not change which pictures and backgrounds are drawn, only how they are shown or judged."""
 TURN, SCALE, SHEAR, MOVE = 0.26, 0.15, 0.15, 0.08
 """Largest changes of a foreground at affine=1: rotation in radians, log of the scale, shear, shift over the side."""
@@ -156,7 +157,11 @@ class PictureTask(Task):
 
 
 class ImageTask(PictureTask):
-    """A foreground picture on a canvas. By default training starts from pre-trained weights."""
+    """A foreground picture on a canvas. By default training starts from pre-trained weights.
+
+    Attributes:
+        reads_masks: whether its images may be pictures with masks instead.
+    """
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
         "pretrain_epochs",
@@ -166,6 +171,7 @@ class ImageTask(PictureTask):
         "affine",
     }
     added: ClassVar[frozenset[str]] = frozenset({"affine", "pretrain_each"})
+    reads_masks: ClassVar[bool] = False
 
     images: str = Field(DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
     backgrounds: str = Field(PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
@@ -200,6 +206,11 @@ class ImageTask(PictureTask):
                 raise UserError(
                     f"the images of task '{self.name}': {kind} can only be used by task '{kind}'",
                     next_step=f"give other --images, or --task {kind}",
+                )
+            if kind == MASKED and not self.reads_masks:
+                raise UserError(
+                    f"the images of task '{self.name}': pictures with masks can only be used by task 'patches'",
+                    next_step="give other --images, or --suite patches with --weights FILE",
                 )
         moved = self.placement == "anywhere" and not self.permuted
         tiled = not (self.canvas % self.foreground or self.foreground % self.patch)
@@ -317,11 +328,22 @@ class ImageTask(PictureTask):
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         pictures, numbers = self._foregrounds(labels, rng, pool.test if test else pool.train, classes, test=test)
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
-        boxes = paste(canvas, pictures, rng, step)
+        area = self._paste(canvas, pictures, labels, rng, step)
         permutation = self.order()
         if permutation is not None:
             canvas = permute(canvas, self.patch, permutation)
-        return Split(canvas, labels, groups, boxes=boxes, order=permutation, mask=self.mask, foregrounds=numbers)
+        return Split(canvas, labels, groups, order=permutation, mask=self.mask, foregrounds=numbers, **area)
+
+    def _paste(
+        self, canvas: np.ndarray, pictures: np.ndarray, labels: np.ndarray, rng: np.random.Generator, step: int
+    ) -> dict[str, np.ndarray]:
+        """Paste each foreground onto its canvas; return the field of `Split` with the relevant areas.
+
+        Args:
+            canvas, pictures, rng, step: see `paste`.
+            labels: (n,) classes of the foregrounds.
+        """
+        return {"boxes": paste(canvas, pictures, rng, step)}
 
     def _foregrounds(
         self,

@@ -134,7 +134,7 @@ def evaluate(
 
     def work(size: int) -> Evaluation:
         outcomes = _Outcomes(network, samples, choices, recipe)
-        seconds = _pass_all(network, actor, samples, size, outcomes, on_done)
+        seconds = pass_all(network, actor, samples, size, outcomes, on_done)
         return outcomes.evaluation(size, seconds)
 
     return halving(batch or first_batch(network, samples), work)
@@ -159,8 +159,8 @@ def features(
     """
 
     def work(size: int) -> Features:
-        outcomes = _Outputs(network, samples, choices)
-        seconds = _pass_all(network, actor, samples, size, outcomes, on_done, visit)
+        outcomes = Outputs(network, samples, choices)
+        seconds = pass_all(network, actor, samples, size, outcomes, on_done, visit)
         return outcomes.features(size, seconds)
 
     return halving(batch or first_batch(network, samples), work)
@@ -183,12 +183,12 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
 
 
 @torch.no_grad()
-def _pass_all(
+def pass_all(
     network: Network,
     actor: Actor | None,
     samples: Samples,
     batch: int,
-    outcomes: _Outputs,
+    outcomes: Outputs,
     on_done: Callable[[int], None] | None,
     visit: int = 0,
 ) -> list[float]:
@@ -199,7 +199,7 @@ def _pass_all(
     for rows, inputs in samples.batches(batch):
         start = _mark(samples.labels.device)
         acting = None if actor is None else samples.begin(actor, rows, visit=visit, training=False)
-        outputs = outputs_of(network, inputs, acting)
+        outputs = outcomes.outputs(inputs, acting)
         marks.append((start, _mark(samples.labels.device)))
         outcomes.add(rows, outputs, acting)
         done += len(rows)
@@ -209,7 +209,7 @@ def _pass_all(
     return [_seconds(*pair) for pair in marks[1:full_batches]]
 
 
-class _Outputs:
+class Outputs:
     """The outputs of batches. They stay on the device until the end, unless choices are wanted."""
 
     def __init__(self, network: Network, samples: Samples, choices: bool):
@@ -219,9 +219,13 @@ class _Outputs:
         self.steps: list[list[tuple[int, Step]]] = []
         self.macs: list[np.ndarray] = []
 
+    def outputs(self, inputs: Tensor, acting: Pass | None) -> Tensor:
+        """Return the outputs of a batch."""
+        return outputs_of(self.network, inputs, acting)
+
     def add(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
         """Add the outputs of a batch, and the selection of the strategy in its pass, if any."""
-        self.keep(rows, outputs)
+        self.keep(rows, outputs, acting)
         N = self.network.cost.tokens
         if acting is None:
             kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
@@ -233,7 +237,7 @@ class _Outputs:
         if self.wants_choices:
             self.choices.append(_choices_of_batch(kept, acting, N))
 
-    def keep(self, rows: Tensor, outputs: Tensor) -> None:
+    def keep(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
         """Keep what is needed of the outputs of a batch."""
         self.tensors["outputs"].append(outputs.float())
 
@@ -257,15 +261,15 @@ class _Outputs:
         }
 
 
-class _Outcomes(_Outputs):
+class _Outcomes(Outputs):
     """The outcomes of the batches of a test."""
 
     def __init__(self, network: Network, samples: Samples, choices: bool, recipe: Recipe):
         super().__init__(network, samples, choices)
         self.recipe = recipe
 
-    def keep(self, rows: Tensor, outputs: Tensor) -> None:
-        """See `_Outputs.keep`: predictions, losses, ranks, and with a cross-entropy the confidence."""
+    def keep(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
+        """See `Outputs.keep`: predictions, losses, ranks, and with a cross-entropy the confidence."""
         if self.samples.absent is not None:
             outputs = outputs.masked_fill(self.samples.absent, -torch.inf)
         labels = self.samples.labels[rows]

@@ -31,7 +31,7 @@ def records(*sides: int, track: str = "frozen", **more: Any) -> list[dict[str, A
         setting = json.dumps([{"name": "composite", "params": {"foreground": side}}, {"name": "vit", "params": {}}])
         for strategy, n in N_CORRECT[side].items():
             hits = np.arange(ITEMS)[None] < n
-            for macs in (1.0,) if strategy == "dense" else (0.7, 0.5):
+            for macs in (1.0,) if strategy == "dense" else (0.5, 0.3):
                 of_budget = budgeted(Budget(macs=macs)) | {"macs_ratio": macs, "macs_ratio_asked": macs}
                 share = (side / 16) ** 2 if strategy == "dense" else 0.9
                 flats += with_outcomes(

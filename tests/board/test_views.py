@@ -45,7 +45,7 @@ def test_each_two_ranked_rows_are_compared_once_the_better_one_first() -> None:
 
 
 def test_rows_of_equal_cost_are_ranked_among_themselves() -> None:
-    rows = [row for row in views.matched(rankings(DENSE, GOOD, CHEAP, BAD, SEER)).rows if "MACs" in row["matched"]]
+    rows = [row for row in views.matched(rankings(DENSE, GOOD, CHEAP, BAD, SEER)).data.rows if "MACs" in row["matched"]]
     assert [(row["matched"], row["rank"], row["strategy"]) for row in rows] == [
         ("at 0.50 of dense MACs", "1", "good"), ("at 0.50 of dense MACs", "2", "bad"),
     ]  # fmt: skip
@@ -54,14 +54,16 @@ def test_rows_of_equal_cost_are_ranked_among_themselves() -> None:
 def test_cheapest_row_as_accurate_as_dense_is_named() -> None:
     """Of each strategy the cheapest row as accurate as dense is named and nothing is interpolated."""
     rows = [
-        row for row in views.matched(rankings(DENSE, GOOD, CHEAP, BAD)).rows if row["matched"] == "at dense accuracy"
+        row
+        for row in views.matched(rankings(DENSE, GOOD, CHEAP, BAD)).data.rows
+        if row["matched"] == "at dense accuracy"
     ]
     assert [(row["strategy"], row["macs_ratio"]) for row in rows] == [("good", 0.5), ("bad", None)]
     near = seeded("near", [0.7992, 0.8092, 0.7892], 0.3)
-    rows = views.matched(rankings(DENSE, near)).rows
+    rows = views.matched(rankings(DENSE, near)).data.rows
     assert rows[-1]["strategy"] == "near" and rows[-1]["macs_ratio"] == 0.3  # within a tenth of a point
     failed = [DENSE[0] | {"status": "failed", "reason": "x", "repetition": 3, "cell_id": "failed"}]
-    rows = views.matched(rankings(DENSE, failed, GOOD, BAD)).rows  # dense is not ranked
+    rows = views.matched(rankings(DENSE, failed, GOOD, BAD)).data.rows  # dense is not ranked
     assert {row["matched"] for row in rows} == {"at 0.50 of dense MACs"}
 
 

@@ -198,8 +198,9 @@ def test_timms_weights_without_a_head_are_refused_alike(place: Path, tmp_path: P
     assert "no head" in done.output and "--suite probe" in done.output
 
 
-def test_compare_compares_features(place: Path, tmp_path: Path) -> None:
-    words = ["compare", "attn_topk:macs=0.5", "tome:macs=0.5", "--suite", "folder", *pictures(place), "--model", MODEL]
+@pytest.mark.parametrize("suite", [["--suite", "folder"], ["--suite", "probe", "--task", "folder"]])
+def test_compare_compares_features(place: Path, tmp_path: Path, suite: list[str]) -> None:
+    words = ["compare", "attn_topk:macs=0.5", "tome:macs=0.5", *suite, *pictures(place), "--model", MODEL]
     done = call(*words, *weights(place), "--device", "cpu", "--jobs", 0, "--out", tmp_path / "out", "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
@@ -223,8 +224,9 @@ def test_compare_compares_features(place: Path, tmp_path: Path) -> None:
     assert with_head.exit_code == 0 and "cosines" not in json.loads(with_head.stdout)
 
 
-def test_show_tokens_draws_features_and_says_so(place: Path, tmp_path: Path) -> None:
-    words = ["show-tokens", "--plugin", "attn_topk:macs=0.5", "--suite", "folder", *pictures(place), "--model", MODEL]
+@pytest.mark.parametrize("suite", [["--suite", "folder"], ["--suite", "probe", "--task", "folder"]])
+def test_show_tokens_draws_features_and_says_so(place: Path, tmp_path: Path, suite: list[str]) -> None:
+    words = ["show-tokens", "--plugin", "attn_topk:macs=0.5", *suite, *pictures(place), "--model", MODEL]
     words += [*weights(place), "--device", "cpu", "--jobs", "0", "--out", str(tmp_path / "out"), "--samples", "2"]
     dry = call(*words, "--dry-run")
     assert dry.exit_code == 0 and dry.stdout.startswith("0 of ") and not (tmp_path / "out").exists()
@@ -232,6 +234,28 @@ def test_show_tokens_draws_features_and_says_so(place: Path, tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     assert "no head" in done.stderr and (tmp_path / "out" / "tokens.png").stat().st_size > 10_000
     assert not (tmp_path / "out" / "records").exists()
+
+
+def test_networks_of_the_suite_of_probes_are_examined(tmp_path: Path) -> None:
+    """Pictures are of the network on whose features probes are learned."""
+    words = [
+        "--suite",
+        "probe",
+        "--task",
+        "composite:test=12",
+        "--device",
+        "cpu",
+        "--jobs",
+        0,
+        "--out",
+        tmp_path / "out",
+    ]
+    done = call("compare", "attn_topk:macs=0.5", "tome:macs=0.5", *words, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["samples"] == 12
+    done = call("show-tokens", "--plugin", "attn_topk:macs=0.5", *words)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "tokens.png").stat().st_size > 10_000
 
 
 def test_schedules_are_compared_by_features(place: Path, tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ def test_features_of_a_probe_are_the_mean_of_the_patches_without_the_class_token
         assert (sparse(x) - mean).abs().max() <= NEAR
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"])
+@pytest.mark.parametrize(
+    "kind", ["ViT", "I-JEPA", "DeiT with 3 classes", "DINOv2, registers", "SigLIP", "CLIP", "DINOv3"]
+)
 def test_another_image_size_is_that_of_the_model(kind, caplog):
     model = model_of(kind)
     x = pixels_for(model, side=48)
@@ -305,6 +307,14 @@ def test_a_folder_with_another_configuration_is_refused_in_one_line(kind, change
     with pytest.raises(UserError, match=message) as caught:
         timm_model(name, None)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_not_finite_are_not_another_network():
+    model = model_of("DINOv2")
+    with torch.no_grad():
+        model.encoder.layer[1].mlp.fc1.bias[0] = float("nan")
+    with pytest.raises(UserError, match=r"not finite.*check its weights"):
+        sparsebench.apply(model, "tome", macs=1)
 
 
 def test_a_pooler_that_is_not_in_the_folder_is_not_invented(tmp_path):

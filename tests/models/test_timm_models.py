@@ -80,7 +80,7 @@ def test_a_model_is_made_by_name_and_a_wrong_name_gets_a_hint():
     ("name", "reason"),
     [
         ("swin_tiny_patch4_window7_224", "SwinTransformer is not a timm"),
-        ("naflexvit_base_patch16_gap", "NaFlexVit is not a timm"),
+        ("samvit_base_patch16_224", "VisionTransformerSAM is not a timm"),
         ("vit_base_patch16_18x2_224", "ParallelThingsBlock"),
         ("deit_tiny_patch16_224.nowhere", "Invalid pretrained tag"),
     ],

@@ -218,13 +218,14 @@ SMALL: dict[str, Any] = {"suite": TINY, "n_train": (4,), "jobs": 0}
 def test_a_run_says_what_its_strategies_are(tmp_path: Path) -> None:
     """A run says what its strategies are and that it answers no whole suite."""
     out, less, merged = tmp_path / "out", tmp_path / "less", tmp_path / "merged"
-    api.run("attn_topk", seeds=2, out=out, **SMALL)
+    api.run(["attn_topk", "column_norm"], seeds=2, out=out, **SMALL)
     found = manifests.strategies(out)
-    for name in ("attn_topk", "dense", "random", "oracle"):
+    for name in ("attn_topk", "column_norm", "dense", "random", "oracle"):
         shipped = Registry().strategy(name)
         one = found[name, shipped.origin.revision]
         for each in ("kind", "site", "trained", "citation", "bibtex"):
             assert getattr(one, each) == getattr(shipped.cls, each)
+        assert one.variant == (shipped.cls.differs if name == "column_norm" else "")
     (asked,) = manifests.suites(out)
     assert (asked.name, asked.version, len(asked.settings)) == (manifests.OWN, 1, 2)
     store.merge([out], merged)

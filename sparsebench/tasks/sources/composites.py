@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import cache, known
+from sparsebench.tasks.sources import cache, known, masks
 from sparsebench.tasks.sources.files import (
     Contents,
     Locations,
@@ -60,7 +60,8 @@ def locate_images(
     """Return the name of an image source in cells, and its place.
 
     Args:
-        spec: the name of a known set, or "folder:DIR", a folder of class folders or with the layout of a known set.
+        spec: the name of a known set, or "folder:DIR", a folder of class folders, with the layout of a known set, or of
+            pictures with masks.
         data_root: the folder of official data sets.
         download: whether missing official data sets may be downloaded, if torchvision can.
         skip_bad: whether unreadable pictures are left out; otherwise they are an error.
@@ -75,6 +76,8 @@ def locate_images(
         return _locate_labelled((data_root or DATA_ROOT) / SETS[spec].folder, spec, skip_bad)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
+        if masks.has_masks(folder):
+            return masks.locate(folder, skip_bad)
         layout = layout_of(folder)
         return _locate_classes(folder, skip_bad) if layout is None else _locate_labelled(folder, layout, skip_bad)
     allowed = (
