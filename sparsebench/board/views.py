@@ -446,7 +446,8 @@ def pairs(rankings: Iterable[Ranking]) -> Table:
 
 def _pairs(ranking: Ranking) -> pd.DataFrame:
     i, j = np.triu_indices(len(ranking.rows), 1)
-    measured, turned = ~np.isnan(ranking.pairs.mean[i, j]), ranking.pairs.mean[i, j] < 0
+    measured = ~np.isnan(ranking.pairs.mean[i, j])
+    turned = ranking.pairs.mean[i, j] < 0
     i, j = np.where(turned, j, i)[measured], np.where(turned, i, j)[measured]
     mean, half = ranking.pairs.mean[i, j], ranking.pairs.half[i, j]
     numbers = {
