@@ -301,7 +301,7 @@ def _with_entry_names(table: Table) -> Table:
     shorter, shared = entry_names(names)
     if not shared:
         return table
-    rows = [row | {STRATEGY: shorter.get(row.get(STRATEGY), row.get(STRATEGY))} for row in table.rows]
+    rows = [{**row, STRATEGY: shorter[row[STRATEGY]]} if row.get(STRATEGY) in shorter else row for row in table.rows]
     legend = [f"All rows of {strategy} have {parameters}." for strategy, parameters in shared.items()]
     return table._replace(rows=rows, legend=[*table.legend, *legend])
 
