@@ -88,10 +88,10 @@ class _Options:
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
-    "their share in the pictures.  [default: accuracy]",
+    type=click.Choice(["accuracy", "speed", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs or over images/s (speed), reduction of the spurious gap, N50 of "
+    "trials, the sample complexity (images to target, or N50) over the share of relevant tokens among those that stay, "
+    "or accuracy over their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -220,7 +220,8 @@ def _agreement(options: _Options, other: Path) -> bytes:
     first, second = (judge(read(folder)) for folder in (options.folder, other))
     if options.picture is not None:
         width = options.columns_of_paper or "two"
-        return style.content(orders.draw(first, second, options.names, width), kind)
+        boards = options.folder.resolve().name, other.resolve().name
+        return style.content(orders.draw(first, second, options.names, width, boards), kind)
     table = orders.agreement(first, second, options.names)
     return render(table, options.form, options.choice).encode("utf-8", "replace")
 
@@ -281,6 +282,8 @@ def _draw(options: _Options, file: Path) -> None:
         figure = relevance.draw(board, options.names, width)
     elif quantity == shares.QUANTITY:
         figure = shares.draw(board, options.names, width, options.title)
+    elif quantity == picture.SPEED:
+        figure = picture.over_speed(board, options.names, width, options.title)
     else:
         figure = picture.draw(board, quantity, options.names, width, options.title)
     write_whole(file, style.content(figure, form))

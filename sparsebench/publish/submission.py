@@ -37,6 +37,7 @@ from sparsebench import __version__, files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
+from sparsebench.measure.patches import Overlap
 from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
@@ -196,7 +197,9 @@ class Verdict:
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Store the reasons why the submission is wrong; without any, set the badge."""
         more = [f"and {len(why) - MOST_REASONS} more"] if len(why) > MOST_REASONS else []
-        self.why, self.wrong, self.badge = [*why[:MOST_REASONS], *more], bool(why), self.badge if why else badge
+        self.why = [*why[:MOST_REASONS], *more]
+        self.wrong = bool(why)
+        self.badge = self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
@@ -464,12 +467,11 @@ def is_own(cell: Cell, plugin: Origin) -> bool:
 
 def lacking(cells: Iterable[Cell], plugin: Origin) -> list[str]:
     """Return the tasks and models of cells that are defined in plugin files other than the strategy's."""
-    parts = {
-        (kind, part.name, part.revision)
-        for one in cells
-        for cell in (one, *one.inits)
-        for kind, part in (("task", cell.task), ("model", cell.model))
-    }
+    parts = set()
+    for one in cells:
+        for cell in (one, *one.inits):
+            parts.add(("task", cell.task.name, cell.task.revision))
+            parts.add(("model", cell.model.name, cell.model.revision))
     return sorted(
         f"{kind} '{plain(name, 60)}'"
         for kind, name, revision in parts
@@ -537,7 +539,10 @@ def _record_faults(
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission. Sets the number of records of the verdict."""
     machines = {Path(name).stem for name in opened.sidecars(manifests.ENVIRONMENTS)} | {""}
-    settings, ids, starts, inits = set(suite.settings), set[str](), set[str](), set[str]()
+    settings = set(suite.settings)
+    ids: set[str] = set()
+    starts: set[str] = set()
+    inits: set[str] = set()
     title = f"suite {verdict.suite}" if verdict.suite else "its cells without a suite"
     cells: list[Cell] = []
     for record in read_records(opened.path):
@@ -563,7 +568,8 @@ def _record_faults(
 
 def _other_strategy(record: Record, manifest: Manifest, description: StrategyEntry) -> str:
     """Return why the strategy of a record does not belong to the submission, or ""."""
-    name, is_own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
+    name = record.cell.strategy.name
+    is_own = record.cell.strategy.name == manifest.strategy
     if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, description.kind):
         return "has another revision or another kind than the submitted strategy"
     if not is_own and record.kind == "deployable":
@@ -604,7 +610,8 @@ def differences(record: Record) -> Iterator[str]:
         items = items_of(record)
         if ((items.ranks > 0) != (items.predicted != items.labels)).any():
             yield "a test item's rank and its predicted class disagree"
-        results, loss = _scores(record, items), record.metrics.get("test_loss")
+        results = _scores(record, items)
+        loss = record.metrics.get("test_loss")
         if task is not None and loss is not None and loss.value is not None:
             successes = task.successes(loss.value, items.accuracy)
             results |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
@@ -634,6 +641,9 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
     entries = (metrics.get(TRAINED + name) for name in labels)
     sizes = [0 if entry is None else int(entry.value or 0) for entry in entries]
     results = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, labels, sizes)
+    if "iou" in metrics:
+        places = np.zeros_like(items.labels)  # it is the same for all partitions into images
+        results["iou"] = Metric.of("iou", Overlap.of(items.predicted, items.labels, places).mean_iou(), len(places))
     return {name: metric for name, metric in results.items() if decider_of(name) == "outcomes"}
 
 
@@ -641,6 +651,8 @@ def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
     """Yield the MACs that do not follow from the trajectory, if the MACs are known without building the network."""
     parts = [canonical(part.model_dump(mode="json")) for part in (record.cell.task, record.cell.model)]
     steps, n = record.trajectory, len(items.labels)
+    if "macs" in record.metrics and record.cell.probe is not None and record.cell.probe.of_patches:
+        n = record.metrics["macs"].n  # images, and the items are patches
     with suppress(UserError):
         classes = 0 if record.cell.probe else task.class_count(items.labels)  # features have no head
         cost = _cost(*parts, classes)
@@ -657,13 +669,26 @@ def _difference(name: str, reported: Metric | None, result: Metric | None) -> It
     if reported is None or result is None:
         yield f"{plain(name, 60)} {'is missing' if reported is None else 'does not follow from the outcomes'}"
         return
-    pairs = [(reported.value, result.value), (reported.low, result.low), (reported.high, result.high)]
-    equal = (reported.unit, reported.n) == (result.unit, result.n) and all(
-        a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
+    equal = (
+        (reported.unit, reported.n) == (result.unit, result.n)
+        and _close(reported.value, result.value)
+        and _close(reported.low, result.low)
+        and _close(reported.high, result.high)
     )
     if not equal:
-        old, new = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, result))
-        yield f"{plain(name, 60)} is {old}, but the rest of the record gives {new}"
+        yield f"{plain(name, 60)} is {_words(reported)}, but the rest of the record gives {_words(result)}"
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    """Return whether two numbers are equal within TOLERANCE, or both missing."""
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _words(metric: Metric) -> str:
+    """Return a metric with all digits, its interval, unit and number."""
+    return f"{metric.value!r} [{metric.low!r}, {metric.high!r}] {plain(metric.unit, 20)} of {metric.n}"
 
 
 @lru_cache(maxsize=256)
