@@ -265,6 +265,36 @@ ALL_COLUMNS = (
         "images to target",
     ),
     Column(
+        "iou",
+        "IoU",
+        "percent",
+        "intersection over union of predicted and true patches, mean over object classes, then over seeds",
+        True,
+        "patches",
+    ),
+    Column(
+        "iou_delta", "IoU over dense", "points", "difference of IoU to that of dense, paired by seed", True, "patches"
+    ),
+    Column(
+        "iou_random_delta",
+        "IoU over random tokens",
+        "points",
+        "difference of IoU to that of random tokens at the same site and budget",
+        True,
+        "patches",
+    ),
+    Column("iou_pixels", "IoU, pixels", "percent", "IoU on pixels, with upsampled scores of patches", False, "patches"),
+    Column("accuracy_relevant", "objects", "percent", "accuracy on patches of objects", False, "patches"),
+    Column("accuracy_irrelevant", "background", "percent", "accuracy on patches of the background", False, "patches"),
+    Column(
+        "accuracy_boundary",
+        "boundary",
+        "percent",
+        "accuracy on patches with pixels of several classes",
+        False,
+        "patches",
+    ),
+    Column(
         "aligned_gap",
         "gap",
         "percent",
@@ -376,7 +406,7 @@ ALL_COLUMNS = (
 BY_KEY = {column.key: column for column in ALL_COLUMNS}
 BY_TASK = ALL_COLUMNS[:3]
 """The columns that only a board by task has, at its left."""
-OF_PROBES = tuple(column.key for column in ALL_COLUMNS if column.part == "images to target")
+OF_PROBES = tuple(column.key for column in ALL_COLUMNS if column.part in ("images to target", "patches"))
 FROM_CHECKS = tuple(column.key for column in ALL_COLUMNS[ALL_COLUMNS.index(BY_KEY["checks"]) :])
 SOMETIMES = ("variant", "sample_complexity_loss", *OF_PROBES, *FROM_CHECKS)
 """Keys of columns that a board has only if a row has a value."""

@@ -35,6 +35,11 @@ TRACKS = {
     "scratch": "trained with the strategy",
 }
 """Descriptions of the networks of each track."""
+HEADS = {
+    "dense": "frozen; one linear head for all strategies is learned on patches of training images without a strategy",
+    "own": "frozen; a linear head is learned on the patches of training images with each strategy",
+}
+"""The same for predicted patches, by the parameter `head` of the task."""
 SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
 """Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
@@ -90,8 +95,8 @@ class Comparison:
 
     @property
     def learned_classes(self) -> bool:
-        """Whether probes are learned on networks that the same task has trained."""
-        return self.is_probe and any(task.get("name") == self.source for task in self.trainings)
+        """Whether probes are learned on networks of a suite, which the same classes have trained."""
+        return self.is_probe and bool(self.trainings)
 
     @cached_property
     def entries(self) -> pd.DataFrame:
@@ -183,6 +188,11 @@ class Comparison:
     def is_probe(self) -> bool:
         """Whether probes are compared."""
         return self.track == "probe"
+
+    @cached_property
+    def labels_patches(self) -> bool:
+        """Whether probes that predict patches are compared. The test items are then patches."""
+        return self.is_probe and self.has("iou")
 
     @cached_property
     def n_classes(self) -> int:
@@ -434,6 +444,8 @@ def about(comparison: Comparison) -> str:
     """Return one sentence on the data, and one on the networks and the track."""
     dense = dense_of(comparison.tested)
     track = TRACKS.get(comparison.track, comparison.track)
+    if comparison.labels_patches:
+        track = HEADS.get(str(comparison.params[0].get("head")), track)
     networks = _about_networks(comparison, dense)
     text = f"Data: {_about_data(comparison, dense)}. {networks}, {track} (track {comparison.track})."
     if comparison.learned_classes:
@@ -490,6 +502,8 @@ def pictures_of(comparison: Comparison) -> str:
 
 
 def items_of(comparison: Comparison) -> str:
-    """Return what a test consists of: images, or samples of a task without pictures, such as sets of tokens."""
+    """Return what a test consists of: images, patches, or without pictures samples, such as sets of tokens."""
+    if comparison.labels_patches:
+        return "patches"
     has_images = pictures_of(comparison) or "canvas" in comparison.params[0] or "patch" in comparison.params[1]
     return "images" if has_images else "samples"

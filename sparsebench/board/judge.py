@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from sparsebench.board import columns, gaps, probes
+from sparsebench.board import columns, gaps, patches, probes
 from sparsebench.board.columns import ALL_COLUMNS, Column, interval_row
 from sparsebench.board.common import PRETRAINING, Common
 from sparsebench.board.comparison import Comparison, beside_chosen, comparisons_of
@@ -213,7 +213,9 @@ def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str
     for comparison in reversed(group):  # the first of the group is last, so it replaces the others
         if comparison.has_trials:
             parts[TRIALS] = comparison
-        if comparison.is_probe:
+        if comparison.labels_patches:
+            parts[patches.PART] = comparison
+        elif comparison.is_probe:
             parts[probes.PART] = comparison
         if comparison.has("spurious_gap"):
             parts[GAP] = comparison
@@ -287,6 +289,8 @@ def _measurements(parts: Mapping[str, Comparison], kinds: Sequence[MetricKind], 
         tables.append(_trials(parts[TRIALS]))
     if probes.PART in parts:
         tables.append(probes.columns_of(parts[probes.PART], target))
+    if patches.PART in parts:
+        tables.append(patches.columns_of(parts[patches.PART]))
     if GAP in parts:
         tables.append(gaps.columns_of(parts[GAP]))
     for kind in kinds:
@@ -385,6 +389,8 @@ def _rank(
     _add_differences(rows, measured, all_pairs, unranked)
     if probes.PART in parts:
         rows = _with_ranks_of_probes(rows, parts[probes.PART], measured, unranked)
+    if patches.PART in parts:
+        rows = patches.add_random(rows, parts[patches.PART], _entries_of_random(measured))
 
     # Oracles have marks but no rank.
     may_have_rank = ~measured.index.isin(unranked) & (measured["kind"] != "oracle").to_numpy()
@@ -421,10 +427,14 @@ def _with_ranks_of_probes(
     rows: pd.DataFrame, comparison: Comparison, measured: pd.DataFrame, unranked: pd.Index
 ) -> pd.DataFrame:
     """Return rows with the differences of probes to random tokens, and with their ranks by images to target."""
-    entries = measured.index
-    references = {entries[row]: entries[random] for row, random in _places_of_random(measured).items()}
-    rows = probes.add_random(rows, comparison, references)
+    rows = probes.add_random(rows, comparison, _entries_of_random(measured))
     return probes.add_ranks(rows, unranked)
+
+
+def _entries_of_random(measured: pd.DataFrame) -> dict[int, int]:
+    """Return the entry of random tokens at the same site and budget, by entry."""
+    entries = measured.index
+    return {entries[row]: entries[random] for row, random in _places_of_random(measured).items()}
 
 
 def _pairs_of(main: Comparison, measured: pd.Index) -> Pairs:

@@ -55,10 +55,10 @@ def columns_of(comparison: Comparison, fixed: float = 0.0) -> pd.DataFrame:
     rows = over_seeds(comparison.tested, {"accuracy": "mean", "images_per_s": "median"})[["images_per_s"]]
     rows = rows.rename(columns={"images_per_s": "linear_images_per_s"})
     for name, results in _at_largest(comparison).items():
-        rows = rows.join(_column(f"{name}_accuracy", results, comparison.lone))
+        rows = rows.join(column_of_results(f"{name}_accuracy", results, comparison.lone))
         if dense is not None and dense in results:
             to_dense = {entry: _difference(one, results[dense]) for entry, one in results.items()}
-            rows = rows.join(_column(f"{name}_delta", to_dense, comparison.lone))
+            rows = rows.join(column_of_results(f"{name}_delta", to_dense, comparison.lone))
 
     sizes = sizes_of(comparison)
     if len(sizes) < 2:
@@ -113,7 +113,7 @@ def add_random(rows: pd.DataFrame, comparison: Comparison, references: Mapping[i
                 differences[entry] = _difference(results[entry], results[random])
         if differences:
             key = f"{name}_random_delta"
-            values = _column(key, differences, comparison.lone)
+            values = column_of_results(key, differences, comparison.lone)
             rows = rows.drop(columns=list(values), errors="ignore").join(values)
     return rows
 
@@ -124,7 +124,7 @@ def _at_largest(comparison: Comparison) -> dict[str, dict[int, Results]]:
     return {"linear": comparison.results_at(comparison.largest), "neighbour": near}
 
 
-def _column(key: str, results: Mapping[int, Results], lone: bool) -> pd.DataFrame:
+def column_of_results(key: str, results: Mapping[int, Results], lone: bool) -> pd.DataFrame:
     """Return the means of results over seeds with 95 % intervals, clipped to [-1, 1], as a column with its ends."""
     widths = halves(list(results.values()), lone).tolist()
     values = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import at_loss, probes
+from sparsebench.board import at_loss, patches, probes
 from sparsebench.board.columns import (
     BY_KEY,
     BY_TASK,
@@ -188,6 +188,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
     tables += _of_probes(judged)
+    tables += _of_patches(judged)
     for ranking in judged.sections:
         tables += _of_section(ranking, judged, whole)
     return Report(tables, _data(judged), notes)
@@ -355,6 +356,19 @@ def _of_probes(judged: Leaderboard) -> list[Table]:
     return tables
 
 
+def _of_patches(judged: Leaderboard) -> list[Table]:
+    """Return the tables of predicted patches."""
+    tables = []
+    for ranking in judged.rankings:
+        comparison = ranking.parts.get(patches.PART)
+        if comparison is not None:
+            rows = dicts(patches.in_order_of_table(ranking.every))
+            tables.append(
+                Table(rows, patches.COLUMNS, f"Predicted patches, task {comparison.task}", main=False, explained=True)
+            )
+    return tables
+
+
 def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> list[Column]:
     """Return the columns of the table with a row for each strategy.
 
@@ -432,7 +446,8 @@ def pairs(rankings: Iterable[Ranking]) -> Table:
 
 def _pairs(ranking: Ranking) -> pd.DataFrame:
     i, j = np.triu_indices(len(ranking.rows), 1)
-    measured, turned = ~np.isnan(ranking.pairs.mean[i, j]), ranking.pairs.mean[i, j] < 0
+    measured = ~np.isnan(ranking.pairs.mean[i, j])
+    turned = ranking.pairs.mean[i, j] < 0
     i, j = np.where(turned, j, i)[measured], np.where(turned, i, j)[measured]
     mean, half = ranking.pairs.mean[i, j], ranking.pairs.half[i, j]
     numbers = {

@@ -25,6 +25,7 @@ from sparsebench.stats import style
 if TYPE_CHECKING:
     from sparsebench.inspection.schedules import Schedules
     from sparsebench.inspection.speed import Row
+    from sparsebench.plan.request import Execution, Files, Request
 
 
 NO_HEAD = "the network has no head, so it predicts no classes"
@@ -56,15 +57,20 @@ def show_tokens(
     The drawing also shows the prediction for each test picture; for given weights without a head, the cosine of the
     pooled features with those of the network without a strategy. Networks are first trained as by `sparsebench run`, in
     the first repetition with the largest number of training samples. The same command run again only draws. The
-    pictures are the first of each class, or of each group if the task has groups. The exit code is 0 for success, 1 if
+    pictures are the first of each class, or of each group if the task has groups. On the task patches the class that
+    the probe predicts is drawn on each patch, of the records of `sparsebench run`. The exit code is 0 for success, 1 if
     a strategy has no result, 2 if the command is wrong.
     """
     file = file or out / "tokens.png"
     form = style.form_of("--file", file)
     from sparsebench.inspection.pictures import Trainer, figure, show
+    from sparsebench.inspection.predictions import predicts_patches
 
     task = task or _task_of(values["suite"])
     request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
+    if predicts_patches(task):
+        _show_predictions(request, files, execution, samples, file, form, out, dry_run)
+        return
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
@@ -77,6 +83,26 @@ def show_tokens(
     lost = [row for row in pictures.shown if row.why]
     for row in lost:
         click.echo(f"{row.label} has no result: {row.why}", err=True)
+    click.echo(f"written: {file}", err=True)
+    sys.exit(int(bool(lost)))
+
+
+def _show_predictions(
+    request: Request, files: Files, execution: Execution, n: int, file: Path, form: str, out: Path, dry_run: bool
+) -> None:
+    """Draw the classes that probes predict for the patches of n pictures, and end the command."""
+    from sparsebench.inspection.predictions import figure, show_predictions
+    from sparsebench.runner.run import plan_of
+
+    if dry_run:
+        forecast(lambda: plan_of(request, files, execution, Registry(), out))
+        return
+    with Progress(out) as progress:
+        pictures = show_predictions(request, files, execution, out, progress, n)
+    write_whole(file, style.content(figure(pictures), form))
+    lost = [each for each in pictures.predicted if each.why]
+    for each in lost:
+        click.echo(f"{each.label} has no result: {each.why}", err=True)
     click.echo(f"written: {file}", err=True)
     sys.exit(int(bool(lost)))
 

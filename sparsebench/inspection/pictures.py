@@ -304,7 +304,15 @@ class Block(NamedTuple):
     below: Sequence[tuple[str, str]] = ()
 
 
-def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about: str = "") -> Figure:
+def sheet(
+    scene: Scene,
+    blocks: Sequence[Block],
+    inks: Mapping[str, Ink],
+    about: str = "",
+    *,
+    gone: str = "removed",
+    outlined: str = "matters to the label",
+) -> Figure:
     """Return a figure with the pictures, the blocks beside them, and a legend of the inks below.
 
     Args:
@@ -312,6 +320,8 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
         blocks: the blocks, from left to right.
         inks: the inks of the blocks, by their names in the legend.
         about: text below the title.
+        gone: what grey patches are; "" if there are none.
+        outlined: what the outlined pixels are.
     """
     originals = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
     blocks = [Block("", "", [("the picture", originals)]), *blocks]
@@ -329,7 +339,7 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
     middles = np.arange(n_rows) * int(height * (1 + BELOW)) + height / 2
     names = [wrap(name, 14) for name in scene.names]
     axes[0].set_yticks(middles, names, fontsize=8, parse_math=False)
-    handles = _legend(inks, matters=bool(scene.matters.any()))
+    handles = _legend(inks, gone, outlined if scene.matters.any() else "")
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 
@@ -375,16 +385,17 @@ def _add_titles(axis: Axes, block: Block, middles: np.ndarray) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _legend(inks: Mapping[str, Ink], matters: bool) -> list[Patch]:
-    """Return the legend's patches: the inks by name, removed patches, and relevant pixels if there are any."""
+def _legend(inks: Mapping[str, Ink], gone: str, outlined: str) -> list[Patch]:
+    """Return the legend's patches: the inks by name, and if named grey patches and outlined pixels."""
     from matplotlib.patches import Patch
 
     patches = []
     for name, ink in inks.items():
         patches.append(Patch(facecolor=(ink.colour, ink.strength), edgecolor=ink.colour, linewidth=1.5, label=name))
-    patches.append(Patch(facecolor=GONE, edgecolor=GONE, linewidth=1.5, label="removed"))
-    if matters:
-        patches.append(Patch(facecolor="none", edgecolor=MATTERS, linewidth=1.5, label="matters to the label"))
+    if gone:
+        patches.append(Patch(facecolor=GONE, edgecolor=GONE, linewidth=1.5, label=gone))
+    if outlined:
+        patches.append(Patch(facecolor="none", edgecolor=MATTERS, linewidth=1.5, label=outlined))
     return patches
 
 
@@ -530,10 +541,16 @@ def paint(
 
 def figure(pictures: Pictures) -> Figure:
     """Return a figure with a column of pictures, then a block for each strategy with its stages."""
-    tokens = (stage.token for outcome in pictures.shown for stage in outcome.stages if stage.token is not None)
-    shares = any(np.bincount(row[row >= 0]).max(initial=0) > 1 for token in tokens for row in token)
-    inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
+    stages = [stage for outcome in pictures.shown for stage in outcome.stages]
+    inks = {"patches that share a token": Ink(TOKENS[0])} if any(map(_has_shared_tokens, stages)) else {}
     return sheet(pictures, [_block(outcome, pictures) for outcome in pictures.shown], inks)
+
+
+def _has_shared_tokens(stage: Stage) -> bool:
+    """Return whether several patches of a picture share a token."""
+    if stage.token is None:
+        return False
+    return any(np.bincount(row[row >= 0]).max(initial=0) > 1 for row in stage.token)
 
 
 def _block(outcome: Shown, pictures: Pictures) -> Block:
@@ -541,12 +558,14 @@ def _block(outcome: Shown, pictures: Pictures) -> Block:
     if outcome.why:
         why = textwrap.shorten(f"no result: {outcome.why}", 80, placeholder=" ...")
         return Block(outcome.label, f"{outcome.budget}\n{why}", [])
-    N, columns = pictures.grid[0] * pictures.grid[1], []
-    for stage in outcome.stages or [Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))]:
-        tiles = [
-            paint(picture, matters, None if stage.token is None else stage.token[row], pictures.grid)
-            for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True))
-        ]
+    N = pictures.grid[0] * pictures.grid[1]
+    all_patches = Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))
+    columns = []
+    for stage in outcome.stages or [all_patches]:
+        tiles = []
+        for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True)):
+            token = None if stage.token is None else stage.token[row]
+            tiles.append(paint(picture, matters, token, pictures.grid))
         mixed = ", mixed" if stage.token is None else ""
         columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", tiles))
     return Block(outcome.label, outcome.budget, columns, _below(outcome, pictures))
@@ -556,7 +575,8 @@ def _below(outcome: Shown, pictures: Pictures) -> list[tuple[str, str]]:
     """Return the texts below the pictures, with their colours: predictions, or without a head cosines of features."""
     if len(outcome.cosines):
         return [(f"features: cosine {cosine:.3f}", style.BLACK) for cosine in outcome.cosines]
-    return [
-        (f"{'right' if answer == label else 'wrong'}: {pictures.classes[answer]}", RIGHT if answer == label else WRONG)
-        for answer, label in zip(outcome.predicted, pictures.labels, strict=True)
-    ]
+    texts = []
+    for answer, label in zip(outcome.predicted, pictures.labels, strict=True):
+        word, colour = ("right", RIGHT) if answer == label else ("wrong", WRONG)
+        texts.append((f"{word}: {pictures.classes[answer]}", colour))
+    return texts

@@ -41,6 +41,8 @@ RESERVED = frozenset(
         "distribution",
         "environment",
         "how",
+        "iou_delta",
+        "iou_random_delta",
         "images_to_fixed_target",
         "images_to_target",
         "images_to_target_rank",
@@ -166,6 +168,39 @@ METRICS = (
         "on the track probe: test accuracy of the nearest neighbours among the training images",
         "reported",
         "none",
+        True,
+    ),
+    _M(
+        "iou",
+        "fraction",
+        "task patches: intersection over union of predicted and true patches, mean over the object classes of the test",
+        "outcomes",
+        "mean",
+        True,
+    ),
+    _M(
+        "iou_pixels",
+        "fraction",
+        "the same on pixels, with the scores of patches upsampled (bilinear)",
+        "reported",
+        "mean",
+        True,
+    ),
+    _M("accuracy_relevant", "fraction", "task patches: accuracy on patches of objects", "reported", "mean", True),
+    _M(
+        "accuracy_irrelevant",
+        "fraction",
+        "task patches: accuracy on patches of the background",
+        "reported",
+        "mean",
+        True,
+    ),
+    _M(
+        "accuracy_boundary",
+        "fraction",
+        "task patches: accuracy on patches with pixels of several classes",
+        "reported",
+        "mean",
         True,
     ),
     _M("accuracy_top5", "fraction", "top-5 test accuracy", "outcomes", "none", True),
@@ -379,7 +414,8 @@ def group_summary(correct: np.ndarray, groups: np.ndarray, train_sizes: np.ndarr
     accuracies = group_accuracies(correct, groups, len(train_sizes))
     valid = ~np.isnan(accuracies)
     weights = train_sizes[valid]
-    average, worst = float(np.mean(correct)), float(accuracies[valid].min())
+    average = float(np.mean(correct))
+    worst = float(accuracies[valid].min())
     return {
         "average_test": average,
         "average_train": float(np.average(accuracies[valid], weights=weights)) if weights.sum() else average,

@@ -47,6 +47,7 @@ class Network(Protocol):
     - `train_together(trainings)`, a static method, trains several networks in one program, each to its end or
       to its failure. Networks that it does not train are then trained one by one.
     - `drop_head(pooling)` makes the features that a probe learns from its outputs, see `record.Probe`.
+    - `patches(inputs, acting)` returns the (B, M, C) patch tokens that remain at the end, for probes of patches.
     - `observe(train, test)` measures what `shows` names, with units, during training. `trained_values(first, test)`
       returns what is stored of the trained weights; `first` are the initial ones.
     """

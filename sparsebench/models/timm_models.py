@@ -163,7 +163,8 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
     if POSITIONS not in state or state[POSITIONS].ndim != 3:
         return dimensions
     prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
-    tokens, grid = state[POSITIONS].shape[1] - prefix, embed.grid_size
+    tokens = state[POSITIONS].shape[1] - prefix
+    grid = embed.grid_size
     if grid[0] * grid[1] != tokens:
         grid = (isqrt(max(tokens, 0)),) * 2
     if not grid[0] * grid[1] == tokens > 0:

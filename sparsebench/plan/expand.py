@@ -24,6 +24,7 @@ from sparsebench.strategy.budget import AUTO
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.base import Locations, Recipe, Task, check_items
 from sparsebench.tasks.groups import LEAST_OF_CLASS
+from sparsebench.tasks.patches import Patches
 from sparsebench.tasks.sources.composites import LOCATED
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def variants_of_task(
 ) -> Iterator[Variant]:
     """Yield a requested task with each combination of its parameters, pictures and models."""
     entry, training_entry = requested.entry, requested.entry.training
-    training_params = {} if training_entry is None else training_entry.params
+    training_params = {} if training_entry is None else {**training_entry.params, **entry.network_params}
     for params, pictures in product(combinations(entry.params, entry.sweep), located.sets(requested.cls)):
         # The task is as in the training of its networks, except for what the suite's entry and the request vary.
         varied = {**params, **requested.changes}
@@ -106,6 +107,10 @@ def variants_of_task(
         if entry.is_probe:
             task, training_pictures = task.for_probe(places, located.files.skip_bad)
             places |= training_pictures
+        elif isinstance(task, Patches):
+            raise UserError(
+                f"task '{task.name}' is for probes, which predict patches", next_step="choose --suite patches or probe"
+            )
         elif not (task.trains or task.reads_head):
             raise UserError(
                 f"task '{task.name}' sets pictures apart for probes only",
@@ -113,8 +118,13 @@ def variants_of_task(
                 next_step="leave split and train out, or choose --suite probe",
             )
         training = None
+        if training_entry is not None and isinstance(task, Patches) and task.has_masks:
+            raise UserError(
+                "the networks of the suite learned composites, and none on pictures with masks",
+                next_step="give a network with its weights, as --model timm:NAME --weights FILE",
+            )
         if training_entry is not None:
-            training = _task(entry.name, {**training_params, **pictures}, registry)
+            training = _task(training_entry.name, {**training_entry.params, **pictures}, registry)
         for model in _models(task, training_entry or entry, request, located, registry):
             yield _variant(requested, task, model, training, varied, places, suite, request, registry)
 
@@ -154,7 +164,7 @@ def _variant(
     _check_varied(task, entry, varied)
     sizes = _sizes_of_probe(task, entry, request, places) if entry.is_probe else _sizes(task, entry, request)
     precision = _precision(task, model, entry, request)
-    probe = Probe(pool=max(sizes), pooling=request.pooling) if entry.is_probe else None
+    probe = _probe(task, model, max(sizes), request) if entry.is_probe else None
     cell = dense_cell(task, model, 0, 0, registry).model_copy(
         update={"where": where, "track": entry.track, "precision": precision, "probe": probe}
     )
@@ -411,6 +421,24 @@ def _sizes_of_probe(task: Task, entry: SuiteTask, request: Request, locations: L
             allowed=f"{least} ({LEAST_OF_CLASS} of each class) {limit}",
         )
     return (max(possible),) if request.single else tuple(possible)
+
+
+def _probe(task: Task, model: Model, pool: int, request: Request) -> Probe:
+    """Return how the probe of a task is measured, with this number of training images.
+
+    Raises:
+        UserError: patches are predicted, and the request pools them, or a record does not hold that many.
+    """
+    if not isinstance(task, Patches):
+        return Probe(pool=pool, pooling=request.pooling)
+    if request.pooling != "model":
+        raise UserError(
+            f"task '{task.name}' predicts each patch", got=f"--pooling {request.pooling}", next_step="leave it out"
+        )
+    cost = closed_cost(task, model)
+    if cost is not None:
+        check_items(task, task.test, cost.tokens)
+    return Probe(pool=pool, pooling="none")
 
 
 def _only_tests(task: Task, entry: SuiteTask) -> bool:

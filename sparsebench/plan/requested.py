@@ -13,6 +13,7 @@ from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.spec import parse
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.patches import Patches
 
 CANVAS = "canvas"
 """The parameter of image tasks that is the side of their images in pixels."""
@@ -133,7 +134,8 @@ def _new_entry(name: str, suite: Suite, request: Request, registry: Registry, ha
     if all(entry.is_probe for entry in suite.task) and not request.single:
         usual = suite.task[0]
         return SuiteTask(name=name, n_train=usual.n_train, budgets=usual.budgets, model="timm", track="probe")
-    if request.n_train or not registry.task(name).trains:
+    is_for_probes = issubclass(registry.task(name), Patches)  # refused later, with the reason
+    if request.n_train or not registry.task(name).trains or is_for_probes:
         return SuiteTask(name=name, n_train=request.n_train or (0,))
     if has_weights or request.pretrained:
         return SuiteTask(name=name, n_train=(FIT_IMAGES,), track="frozen", seeds=1)

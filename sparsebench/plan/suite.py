@@ -38,6 +38,8 @@ class SuiteTask(_Model):
             images to fine-tune on, or for "frozen" the number of images that a strategy may fit on. "" on the tracks
             "frozen" and "probe": the user gives trained weights of the model. Weights that the user gives replace the
             suite's networks on the track "probe".
+        network_task: the task of the suite `network` that trains these networks, if it has another name.
+        network_params: parameters of the task with these networks, and not with weights that the user gives.
         gpu_precision: the precision of tests on a GPU, see `record.Cell`; on a CPU it is float32.
         figure: the figure of a paper that uses these cells, so that they can be run separately.
     """
@@ -56,6 +58,8 @@ class SuiteTask(_Model):
     where: Where = "both"
     track: Track = "scratch"
     network: str = ""
+    network_task: str = ""
+    network_params: dict[str, Any] = {}
     gpu_precision: Precision = "float32"
     figure: str = ""
     _training: "SuiteTask | None" = PrivateAttr(None)
@@ -67,6 +71,8 @@ class SuiteTask(_Model):
             raise ValueError("track scratch has no network")
         if self.track == "tuned" and not self.network:
             raise ValueError("track tuned needs network, a suite that trains")
+        if (self.network_task or self.network_params) and not self.network:
+            raise ValueError("network_task and network_params need network, a suite that trains")
         if self.network and (self.model or self.model_params or self.model_sweep):
             raise ValueError(f"the model of track {self.track} is its network's; leave model out")
         return self
@@ -194,16 +200,22 @@ def _class_of_table(path: Sequence[str]) -> type[BaseModel]:
     return Suite
 
 
+def _is_single(task: SuiteTask) -> bool:
+    """Return whether a task of a suite is one training."""
+    return not (task.network or task.sweep or task.model_sweep or len(task.n_train) > 1)
+
+
 def _training_of(entry: SuiteTask, trained: Suite) -> SuiteTask:
     """Return the task of the suite `trained` that trains the networks of an entry.
 
     Raises:
         UserError: the suite has no such task, or the task is not a single training.
     """
-    tasks = [task for task in trained.task if task.name == entry.name]
-    if len(tasks) != 1 or tasks[0].network or tasks[0].sweep or tasks[0].model_sweep or len(tasks[0].n_train) > 1:
+    name = entry.network_task or entry.name
+    tasks = [task for task in trained.task if task.name == name]
+    if len(tasks) != 1 or not _is_single(tasks[0]):
         raise UserError(
-            f"suite '{entry.network}' must have one training of task '{entry.name}'",
+            f"suite '{entry.network}' must have one training of task '{name}'",
             next_step="list the task once, with one value for each parameter and one n_train",
         )
     return tasks[0]

@@ -32,6 +32,7 @@ from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Data, Recipe, Split, Task, check_data
 from sparsebench.training.fit import Fitted, fit, modules_of, state_digest
+from sparsebench.training.patches import Head
 from sparsebench.training.schedules import MANY, choose
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
@@ -57,14 +58,17 @@ class Context:
         trusted: strategies, with task and model, that passed the check for leaks.
         fitted: results of `Strategy.fit`, by the hash of all that they depend on.
         features: the features of the last probe, or why there are none.
+        heads: heads that predict patches, learned without a strategy, by the hash of all that they depend on.
     """
 
     def __init__(
         self, environment: RunEnvironment, alone: bool = False, on_progress: OnProgress = lambda cells, share: None
     ):
         self.environment, self.alone, self.on_progress = environment, alone, on_progress
-        self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
+        self.trusted: set[tuple[str, ...]] = set()
+        self.fitted: dict[str, Fitted] = {}
         self.features: Probed | Unavailable | None = None
+        self.heads = dict[str, Head]()
         self._draw = ""
         self._data: Data | None = None
         self._images: dict[str, torch.Tensor] = {}
@@ -271,7 +275,8 @@ def _prepare_for_probe(probe: Probe, network: Network, strategy: Strategy) -> No
     drop_head = getattr(network, "drop_head", None)
     if drop_head is None:
         raise UnsupportedError("this model does not give the features that a probe needs: drop_head is missing")
-    drop_head(probe.pooling)
+    # If patches are predicted, what compares outputs, such as the choice of a schedule, compares what the model pools.
+    drop_head("model" if probe.pooling == "none" else probe.pooling)
 
 
 def _splits(
@@ -361,7 +366,8 @@ def choose_schedule(
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, and split off validation data if the recipe asks for it and the task draws none."""
-    data, recipe = context.draw(task, cell), task.recipe()
+    data = context.draw(task, cell)
+    recipe = task.recipe()
     check_data(task, data)
     if recipe.validation and data.validation is None:
         data = data.hold_back(recipe.validation)

@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from sparsebench.errors import (
 )
 from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import Items, Metric, decider_of, group_accuracies, scores, share
+from sparsebench.measure.patches import IGNORE, Overlap, on_boundary, patch_labels, scores_of_patches
 from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
@@ -46,6 +47,7 @@ from sparsebench.records.record import (
     Cell,
     Failure,
     Outcomes,
+    Probe,
     Record,
     ScheduleChoice,
     Status,
@@ -58,8 +60,9 @@ from sparsebench.runner.features import Probed, Shared, Unavailable, features_at
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.strategy.base import Strategy, place_of
-from sparsebench.tasks.base import Data, Split, Task, relevant
+from sparsebench.tasks.base import Data, Split, Task, check_items, relevant
 from sparsebench.tasks.images import PictureTask
+from sparsebench.tasks.patches import Patches
 from sparsebench.training.evaluation import (
     Evaluation,
     Features,
@@ -73,6 +76,7 @@ from sparsebench.training.evaluation import (
 )
 from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import Checkpoint, EarlyStopping, Training, Watch
+from sparsebench.training.patches import Head, chosen_patches, learn_head, predict, read_patches, some
 from sparsebench.training.probes import linear_probe, neighbours, rows_of_probe
 from sparsebench.training.steps import Autograd, Samples, Steps
 
@@ -195,7 +199,7 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         return job.record_of_failure(last.status, last.failure, started, time.perf_counter() - clock)
     try:
         if job.cell.probe is not None:
-            add_probe(result, job.cell, _features(job, registry, context, on_prepared))
+            _probe(job, job.cell.probe, registry, context, result, on_prepared)
         elif trained is not None:
             _test_trained(job, trained, context, result)
         else:
@@ -219,6 +223,25 @@ def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained |
         started=started,
         seconds=round(time.perf_counter() - clock, 3),
     )
+
+
+def _probe(
+    job: Job,
+    probe: Probe,
+    registry: Registry,
+    context: Context,
+    result: Result,
+    on_prepared: Callable[[Prepared], None],
+) -> None:
+    """Learn the probe of a cell and fill its result; see `_features` for the arguments."""
+    if not probe.of_patches:
+        add_probe(result, job.cell, _features(job, registry, context, on_prepared))
+        return
+    _seed(job, context.environment.device)
+    prepared = prepare(job, registry, context)
+    on_prepared(prepared)
+    _seed(job, context.environment.device)
+    _predict_patches(job, prepared, context, result)
 
 
 def _train_and_test(
@@ -462,17 +485,10 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
         DivergedError: the weights or features are not finite.
         StrategyError: kept tokens or features depend on labels or masks.
     """
-    actor = prepared.in_test
     shared = Result()
-    shared.schedule = prepared.schedule
-    _check_weights_are_finite(prepared)
-    _fit(prepared, actor, context, shared)
-    _calibrate(shared, prepared)
     asked = context.environment.execution.batch
     first = asked or _first_batch_of_probe(prepared, context.environment.device)
-    trust = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name, "probe"
-    if actor is not None and trust not in context.trusted:
-        check_leaks(prepared.network, actor, prepared.test, None, first)
+    trust = _ready_for_probe(job, prepared, context, shared, first)
     train, test = _features_of_splits(job, prepared, context, first)
     if not (np.isfinite(train.outputs).all() and np.isfinite(test.outputs).all()):
         raise _not_finite(prepared, "its features are not finite")
@@ -484,6 +500,27 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
     _add_passes(shared, prepared, test, asked, first, FEWEST_OF_PROBE)
     _add_note_on_times(shared, context)
     return _packed(name, prepared.data, train.outputs, test.outputs, shared)
+
+
+def _ready_for_probe(job: Job, prepared: Prepared, context: Context, result: Result, batch: int) -> tuple[str, ...]:
+    """Fit and calibrate the strategy of a probe's cell, and check it for leaks, unless it passed this check before.
+
+    Returns:
+        The key by which the context trusts the strategy from now on, if the rest of the cell succeeds.
+
+    Raises:
+        DivergedError: the weights are not finite.
+        StrategyError: kept tokens or features depend on labels or masks.
+    """
+    actor = prepared.in_test
+    result.schedule = prepared.schedule
+    _check_weights_are_finite(prepared)
+    _fit(prepared, actor, context, result)
+    _calibrate(result, prepared)
+    trust = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name, "probe"
+    if actor is not None and trust not in context.trusted:
+        check_leaks(prepared.network, actor, prepared.test, None, batch)
+    return trust
 
 
 def _features_of_splits(job: Job, prepared: Prepared, context: Context, batch: int) -> tuple[Features, Features]:
@@ -567,6 +604,105 @@ def _items_of_probe(probed: Probed, class_scores: np.ndarray) -> Items:
         losses=-np.maximum(of_label[:, 0], LOWEST_LOG).astype(np.float32),
         foregrounds=probed.foregrounds if len(probed.foregrounds) else None,
     )
+
+
+def _predict_patches(job: Job, prepared: Prepared, context: Context, result: Result) -> None:
+    """Predict the patches of the test images of a cell, and fill its result.
+
+    Raises:
+        DivergedError: the weights or the features are not finite.
+        StrategyError: kept tokens or features depend on labels or masks.
+        UnsupportedError: the network or the strategy has no tokens that stand for patches.
+        UserError: there are too many patches, or those of the training images have one class.
+    """
+    task, data, network, grid = prepared.task, prepared.data, prepared.network, prepared.network.grid
+    segments = data.test.segments
+    assert isinstance(task, Patches) and segments is not None and grid is not None
+    labels = patch_labels(segments, grid)
+    check_items(task, *labels.shape)
+    asked = context.environment.execution.batch
+    first = asked or _first_batch_of_probe(prepared, context.environment.device)
+    trust = _ready_for_probe(job, prepared, context, result, first)
+    head, result.notes["probe"] = _head(task, prepared, context, first)
+    n_classes = len(data.patch_classes)
+
+    def read(rows: np.ndarray, features: np.ndarray) -> dict[str, np.ndarray]:
+        if not np.isfinite(features).all():
+            raise _not_finite(prepared, "features are not finite")
+        return predict(head, features, labels[rows], segments[rows], grid, n_classes)._asdict()
+
+    report = _reports(job, context, len(labels))
+    passes = read_patches(
+        network, prepared.in_test, prepared.test, read, first, fill=task.fill, choices=True, on_done=report
+    )
+    context.trusted.add(trust)
+    _add_selection(result, prepared, passes)
+    _add_passes(result, prepared, passes, asked, first, FEWEST_OF_PROBE)
+    _add_note_on_times(result, context)
+    _add_patches(result, data, labels, on_boundary(segments, grid), passes.values)
+
+
+def _head(task: Patches, prepared: Prepared, context: Context, batch: int) -> tuple[Head, str]:
+    """Return the head of a cell, and a note on it. One without a strategy is learned once for all cells of a process.
+
+    Args:
+        task, prepared, context: the cell and its surroundings.
+        batch: the batch size to try first.
+    """
+    cell, segments = prepared.cell, prepared.data.train.segments
+    assert segments is not None and prepared.network.grid is not None
+    rows = rows_of_probe(prepared.data.train.labels, cell.n_train, task.name, cell.repetition)
+    labels = patch_labels(segments, prepared.network.grid)
+    chosen = chosen_patches(labels, rows, task.name, cell.repetition)
+    note = f"{chosen.sum()} patches of {len(rows)} images"
+    start = None if cell.init is None else cell.init.id
+    key = digest([cell.draw, cell.model.model_dump(mode="json"), cell.precision, start, cell.n_train])
+    if task.head == "dense" and key in context.heads:
+        return context.heads[key], note
+
+    def read(places: np.ndarray, features: np.ndarray) -> dict[str, np.ndarray]:
+        return {"features": features[chosen[rows[places]]]}
+
+    actor = prepared.in_test if task.head == "own" else None
+    # Training and test images have equal numbers, so they are different passes.
+    passes = read_patches(prepared.network, actor, some(prepared.train, rows), read, batch, fill=task.fill, visit=1)
+    features = passes.values["features"]
+    if not np.isfinite(features).all():
+        raise _not_finite(prepared, "features are not finite")
+    head = learn_head(features, labels[chosen])
+    if task.head == "dense":
+        context.heads[key] = head
+    return head, note
+
+
+def _add_patches(
+    result: Result, data: Data, labels: np.ndarray, boundary: np.ndarray, values: Mapping[str, np.ndarray]
+) -> None:
+    """Add the outcomes of predicted patches; those to ignore are left out.
+
+    Args:
+        result: the result.
+        data: the data of the cell.
+        labels: (n, N) classes of the patches.
+        boundary: (n, N) which patches have pixels of several classes.
+        values: the fields of `Predictions` of all test images.
+    """
+    judged = labels != IGNORE
+    images = np.nonzero(judged)[0]
+    pictures = data.test.foregrounds
+    items = Items(
+        predicted=values["predicted"][judged],
+        labels=labels[judged],
+        groups=np.zeros(len(images), dtype=np.int64),
+        ranks=values["ranks"][judged],
+        losses=values["losses"][judged],
+        foregrounds=images if pictures is None else pictures[images],
+    )
+    result.metrics |= scores(items, len(data.patch_classes), ("all",), (0,))
+    result.add("p_label", items.p_label, len(images))
+    pixels = Overlap(values["both"], values["either"], values["labels"])
+    result.metrics |= scores_of_patches(items, images, boundary[judged], pixels)
+    result.outcomes = _outcomes(items)
 
 
 def _outcomes(items: Items, neighbour: np.ndarray | None = None) -> Outcomes:
@@ -853,7 +989,9 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, passes: Pas
     dense_steps = cost.dense()
     steps = passes.steps or dense_steps
     planned_steps = dense_steps if actor is None else actor.planned
-    dense_macs, macs, planned_macs = cost.macs(dense_steps), cost.macs(steps), cost.macs(planned_steps)
+    dense_macs = cost.macs(dense_steps)
+    macs = cost.macs(steps)
+    planned_macs = cost.macs(planned_steps)
     # The counts of an adaptive strategy are limits, from which no MACs follow.
     counts_are_limits = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.measure.patches import object_shares
 from sparsebench.records.record import MOST_ITEMS
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import Locations
@@ -42,6 +43,8 @@ class Split:
         foregrounds: (n,) number of the foreground picture of each sample. A picture has one class, and the same number
             in every repetition and task of a source. Training and test have separate numbers. None if no two samples
             share a picture.
+        segments: for images with a class for each pixel (n, height, width) uint8, see `measure.patches`. The relevant
+            area is then that of the objects.
     """
 
     inputs: np.ndarray
@@ -52,10 +55,11 @@ class Split:
     order: np.ndarray | None = None
     mask: Mask = "half"
     foregrounds: np.ndarray | None = None
+    segments: np.ndarray | None = None
 
     def part(self, rows: slice) -> Split:
         """Return the split with only these samples."""
-        arrays = ("inputs", "labels", "groups", "relevance", "boxes", "foregrounds")
+        arrays = ("inputs", "labels", "groups", "relevance", "boxes", "foregrounds", "segments")
         values: dict[str, Any] = {name: getattr(self, name) for name in arrays}
         return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
 
@@ -67,6 +71,8 @@ class Split:
         Raises:
             UserError: patches are permuted, and the grid has another number of patches.
         """
+        if self.segments is not None and grid is not None:
+            return object_shares(self.segments, grid)
         if self.boxes is None or grid is None:
             return self.relevance
         height, width = self.inputs.shape[-2:]
@@ -112,7 +118,8 @@ def coverage(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
     shares = []
     for side, pixels in enumerate((height, width)):
         part = pixels / len(parts[side])
-        low, start = parts[side] * part, boxes[:, side, None]
+        low = parts[side] * part
+        start = boxes[:, side, None]
         end = start + boxes[:, side + 2, None]
         shares.append((end.clip(low, low + part) - start.clip(low, low + part)) / part)
     return (shares[0][:, :, None] * shares[1][:, None, :]).reshape(len(boxes), -1)
@@ -128,6 +135,7 @@ class Data:
         patterns: (d, M) the patterns, if tokens are made of patterns, else None.
         validation: validation samples for model selection, or None.
         among: numbers of the classes that a test may predict; None for all.
+        patch_classes: names of the classes of pixels and patches, the background first, if images have `segments`.
     """
 
     train: Split
@@ -137,6 +145,7 @@ class Data:
     patterns: np.ndarray | None = None
     validation: Split | None = None
     among: np.ndarray | None = None
+    patch_classes: tuple[str, ...] = ()
 
     def hold_back(self, share: float) -> Data:
         """Return the data with the last training samples, this share of them rounded, as the validation split.
@@ -376,7 +385,8 @@ class Task(BaseModel):
 def check_data(task: Task, data: Data) -> None:
     """Raise UserError if inputs or labels are not as `Split` says, or a record does not hold that many test items."""
     check_items(task, len(data.test.labels))
-    dtype, classes = "uint8" if task.inputs == "images" else "float32", len(data.classes)
+    dtype = "uint8" if task.inputs == "images" else "float32"
+    classes = len(data.classes)
     for name in ("train", "test", "validation"):
         split: Split | None = getattr(data, name)
         if split is None:
@@ -396,12 +406,19 @@ def check_data(task: Task, data: Data) -> None:
             )
 
 
-def check_items(task: Task, n: int) -> None:
-    """Raise UserError if a task has more test items than a record holds."""
-    if n > MOST_ITEMS:
+def check_items(task: Task, n: int, patches: int = 1) -> None:
+    """Raise UserError if a task has more test items than a record holds.
+
+    Args:
+        task: the task.
+        n: number of test images or samples.
+        patches: number of items of each of them.
+    """
+    if n * patches > MOST_ITEMS:
+        most = MOST_ITEMS // patches
         raise UserError(
-            f"task '{task.name}': test items",
+            f"task '{task.name}': test {'items' if patches == 1 else f'images of {patches} patches'}",
             got=n,
-            allowed=f"at most {MOST_ITEMS}, which a record holds",
-            next_step=f"test fewer, as in {task.name}:test={MOST_ITEMS}" if "test" in type(task).model_fields else None,
+            allowed=f"at most {most}, which a record holds",
+            next_step=f"test fewer, as in {task.name}:test={most}" if "test" in type(task).model_fields else None,
         )

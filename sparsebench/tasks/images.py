@@ -25,10 +25,11 @@ from sparsebench.tasks.sources.composites import (
 )
 from sparsebench.tasks.sources.files import path_of
 from sparsebench.tasks.sources.known import DIGITS, PHOTOS, SETS, names_for
+from sparsebench.tasks.sources.masks import MASKED
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """From labels (n,), a generator and whether it is the test: returns canvases (n, 3, S, S) uint8 and groups (n,)."""
-LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
+LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity", "head", "fill", "objects"})
 """Parameters that do not change which pictures and backgrounds are drawn, only how they are shown or judged."""
 TURN, SCALE, SHEAR, MOVE = 0.26, 0.15, 0.15, 0.08
 """Largest changes of a foreground at affine=1: rotation in radians, log of the scale, shear, shift over the side."""
@@ -49,7 +50,9 @@ def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, st
     Returns:
         The (n, 4) boxes: top, left, height, width.
     """
-    n, S, s = len(canvas), canvas.shape[2], pictures.shape[2]
+    n = len(canvas)
+    S = canvas.shape[2]
+    s = pictures.shape[2]
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
     # A window at each position, without copies: one assignment then moves whole rows of pixels.
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(2, 3), writeable=True)
@@ -82,14 +85,16 @@ def warp(pictures: np.ndarray, strength: float, rng: np.random.Generator) -> np.
     """
     from scipy.ndimage import map_coordinates
 
-    out, s = np.empty_like(pictures), pictures.shape[-1]
+    out = np.empty_like(pictures)
+    s = pictures.shape[-1]
     for first in range(0, len(pictures), 1000):  # bounds the memory
         part = pictures[first : first + 1000]
         n = len(part)
         turn, size, shear, down, right = strength * rng.uniform(-1, 1, (5, n, 1, 1))
         cos, sin = np.cos(TURN * turn), np.sin(TURN * turn)
         middle = (s - 1) / 2
-        y, x = (np.arange(s) - middle)[:, None] - MOVE * s * down, (np.arange(s) - middle) - MOVE * s * right
+        y = (np.arange(s) - middle)[:, None] - MOVE * s * down
+        x = (np.arange(s) - middle) - MOVE * s * right
         x = x + SHEAR * shear * y
         rows, columns = np.exp(SCALE * size) * np.stack([cos * y - sin * x, sin * y + cos * x]) + middle
         places = np.broadcast_arrays(
@@ -152,7 +157,11 @@ class PictureTask(Task):
 
 
 class ImageTask(PictureTask):
-    """A foreground picture on a canvas. By default training starts from pre-trained weights."""
+    """A foreground picture on a canvas. By default training starts from pre-trained weights.
+
+    Attributes:
+        reads_masks: whether its images may be pictures with masks instead.
+    """
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
         "pretrain_epochs",
@@ -162,6 +171,7 @@ class ImageTask(PictureTask):
         "affine",
     }
     added: ClassVar[frozenset[str]] = frozenset({"affine", "pretrain_each"})
+    reads_masks: ClassVar[bool] = False
 
     images: str = Field(DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
     backgrounds: str = Field(PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
@@ -196,6 +206,11 @@ class ImageTask(PictureTask):
                 raise UserError(
                     f"the images of task '{self.name}': {kind} can only be used by task '{kind}'",
                     next_step=f"give other --images, or --task {kind}",
+                )
+            if kind == MASKED and not self.reads_masks:
+                raise UserError(
+                    f"the images of task '{self.name}': pictures with masks can only be used by task 'patches'",
+                    next_step="give other --images, or --suite patches with --weights FILE",
                 )
         moved = self.placement == "anywhere" and not self.permuted
         tiled = not (self.canvas % self.foreground or self.foreground % self.patch)
@@ -313,11 +328,22 @@ class ImageTask(PictureTask):
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         pictures, numbers = self._foregrounds(labels, rng, pool.test if test else pool.train, classes, test=test)
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
-        boxes = paste(canvas, pictures, rng, step)
+        area = self._paste(canvas, pictures, labels, rng, step)
         permutation = self.order()
         if permutation is not None:
             canvas = permute(canvas, self.patch, permutation)
-        return Split(canvas, labels, groups, boxes=boxes, order=permutation, mask=self.mask, foregrounds=numbers)
+        return Split(canvas, labels, groups, order=permutation, mask=self.mask, foregrounds=numbers, **area)
+
+    def _paste(
+        self, canvas: np.ndarray, pictures: np.ndarray, labels: np.ndarray, rng: np.random.Generator, step: int
+    ) -> dict[str, np.ndarray]:
+        """Paste each foreground onto its canvas; return the field of `Split` with the relevant areas.
+
+        Args:
+            canvas, pictures, rng, step: see `paste`.
+            labels: (n,) classes of the foregrounds.
+        """
+        return {"boxes": paste(canvas, pictures, rng, step)}
 
     def _foregrounds(
         self,

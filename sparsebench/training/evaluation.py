@@ -134,7 +134,7 @@ def evaluate(
 
     def work(size: int) -> Evaluation:
         outcomes = _Outcomes(network, samples, choices, recipe)
-        seconds = _pass_all(network, actor, samples, size, outcomes, on_done)
+        seconds = pass_all(network, actor, samples, size, outcomes, on_done)
         return outcomes.evaluation(size, seconds)
 
     return halving(batch or first_batch(network, samples), work)
@@ -159,8 +159,8 @@ def features(
     """
 
     def work(size: int) -> Features:
-        outcomes = _Outputs(network, samples, choices)
-        seconds = _pass_all(network, actor, samples, size, outcomes, on_done, visit)
+        outcomes = Outputs(network, samples, choices)
+        seconds = pass_all(network, actor, samples, size, outcomes, on_done, visit)
         return outcomes.features(size, seconds)
 
     return halving(batch or first_batch(network, samples), work)
@@ -183,12 +183,12 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
 
 
 @torch.no_grad()
-def _pass_all(
+def pass_all(
     network: Network,
     actor: Actor | None,
     samples: Samples,
     batch: int,
-    outcomes: _Outputs,
+    outcomes: Outputs,
     on_done: Callable[[int], None] | None,
     visit: int = 0,
 ) -> list[float]:
@@ -199,7 +199,7 @@ def _pass_all(
     for rows, inputs in samples.batches(batch):
         start = _mark(samples.labels.device)
         acting = None if actor is None else samples.begin(actor, rows, visit=visit, training=False)
-        outputs = outputs_of(network, inputs, acting)
+        outputs = outcomes.outputs(inputs, acting)
         marks.append((start, _mark(samples.labels.device)))
         outcomes.add(rows, outputs, acting)
         done += len(rows)
@@ -209,7 +209,7 @@ def _pass_all(
     return [_seconds(*pair) for pair in marks[1:full_batches]]
 
 
-class _Outputs:
+class Outputs:
     """The outputs of batches. They stay on the device until the end, unless choices are wanted."""
 
     def __init__(self, network: Network, samples: Samples, choices: bool):
@@ -219,9 +219,13 @@ class _Outputs:
         self.steps: list[list[tuple[int, Step]]] = []
         self.macs: list[np.ndarray] = []
 
+    def outputs(self, inputs: Tensor, acting: Pass | None) -> Tensor:
+        """Return the outputs of a batch."""
+        return outputs_of(self.network, inputs, acting)
+
     def add(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
         """Add the outputs of a batch, and the selection of the strategy in its pass, if any."""
-        self.keep(rows, outputs)
+        self.keep(rows, outputs, acting)
         N = self.network.cost.tokens
         if acting is None:
             kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
@@ -233,7 +237,7 @@ class _Outputs:
         if self.wants_choices:
             self.choices.append(_choices_of_batch(kept, acting, N))
 
-    def keep(self, rows: Tensor, outputs: Tensor) -> None:
+    def keep(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
         """Keep what is needed of the outputs of a batch."""
         self.tensors["outputs"].append(outputs.float())
 
@@ -243,9 +247,13 @@ class _Outputs:
 
     def _passes(self, batch: int, seconds: list[float]) -> dict[str, Any]:
         """Return the tensors of all batches as arrays, and the other fields of `Passes`."""
-        by_block = zip(*self.choices, strict=True)
-        return {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()} | {
-            "choices": [_join(parts) for parts in by_block if any(part.has_choice for part in parts)],
+        choices = []
+        for parts in zip(*self.choices, strict=True):
+            if any(part.has_choice for part in parts):
+                choices.append(_join(parts))
+        arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()}
+        return arrays | {
+            "choices": choices,
             "steps": [mean_step(block) for block in zip(*self.steps, strict=True)],
             "macs": np.concatenate(self.macs) if self.macs else np.empty(0),
             "batch": batch,
@@ -253,15 +261,15 @@ class _Outputs:
         }
 
 
-class _Outcomes(_Outputs):
+class _Outcomes(Outputs):
     """The outcomes of the batches of a test."""
 
     def __init__(self, network: Network, samples: Samples, choices: bool, recipe: Recipe):
         super().__init__(network, samples, choices)
         self.recipe = recipe
 
-    def keep(self, rows: Tensor, outputs: Tensor) -> None:
-        """See `_Outputs.keep`: predictions, losses, ranks, and with a cross-entropy the confidence."""
+    def keep(self, rows: Tensor, outputs: Tensor, acting: Pass | None) -> None:
+        """See `Outputs.keep`: predictions, losses, ranks, and with a cross-entropy the confidence."""
         if self.samples.absent is not None:
             outputs = outputs.masked_fill(self.samples.absent, -torch.inf)
         labels = self.samples.labels[rows]
@@ -347,13 +355,15 @@ def _choices(acting: Pass, N: int) -> Iterator[Choice]:
             continue
         # Tokens that rested in earlier blocks are present again.
         present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
-        kept, values = patches_in(decision.after, N), decision.plan.scores
+        kept = patches_in(decision.after, N)
+        values = decision.plan.scores
         scores = kept.float() if values is None else _spread(decision.before, values.float(), N)
         yield _choice(block, kept, scores.masked_fill(~present, torch.nan), values is not None)
 
 
 def _join(parts: Sequence[Choice]) -> Choice:
-    kept, scores = (np.concatenate(arrays) for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
+    kept = np.concatenate([part.kept for part in parts])
+    scores = np.concatenate([part.scores for part in parts])
     return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
 
 
@@ -423,7 +433,8 @@ class Watched(StandIn):
 
     def __init__(self, strategy: Strategy):
         super().__init__(strategy)
-        self.read, self.changed = set[str](), set[str]()
+        self.read: set[str] = set()
+        self.changed: set[str] = set()
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return the plan of the strategy."""
@@ -453,8 +464,10 @@ def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe
     """
     mask = None if actor.strategy.kind == "oracle" else samples.relevance
     few = copy.copy(samples)
-    few.items, few.inputs = samples.items[:CHECKED], samples.inputs[:CHECKED]
-    watched, strategy = copy.copy(actor), Watched(actor.strategy)
+    few.items = samples.items[:CHECKED]
+    few.inputs = samples.inputs[:CHECKED]
+    watched = copy.copy(actor)
+    strategy = Watched(actor.strategy)
     watched.strategy = cast(Any, strategy)
     with seeds.global_states_kept():
         first_kept, first_answers = _answers(network, watched, few, recipe, batch)

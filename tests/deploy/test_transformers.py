@@ -313,7 +313,7 @@ def test_weights_that_are_not_finite_are_not_another_network():
     model = model_of("DINOv2")
     with torch.no_grad():
         model.encoder.layer[1].mlp.fc1.bias[0] = float("nan")
-    with pytest.raises(UserError, match="not finite.*check its weights"):
+    with pytest.raises(UserError, match=r"not finite.*check its weights"):
         sparsebench.apply(model, "tome", macs=1)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import cache, known
+from sparsebench.tasks.sources import cache, known, masks
 from sparsebench.tasks.sources.files import (
     Contents,
     Locations,
@@ -60,7 +60,8 @@ def locate_images(
     """Return the name of an image source in cells, and its place.
 
     Args:
-        spec: the name of a known set, or "folder:DIR", a folder of class folders or with the layout of a known set.
+        spec: the name of a known set, or "folder:DIR", a folder of class folders, with the layout of a known set, or of
+            pictures with masks.
         data_root: the folder of official data sets.
         download: whether missing official data sets may be downloaded, if torchvision can.
         skip_bad: whether unreadable pictures are left out; otherwise they are an error.
@@ -75,6 +76,8 @@ def locate_images(
         return _locate_labelled((data_root or DATA_ROOT) / SETS[spec].folder, spec, skip_bad)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
+        if masks.has_masks(folder):
+            return masks.locate(folder, skip_bad)
         layout = layout_of(folder)
         return _locate_classes(folder, skip_bad) if layout is None else _locate_labelled(folder, layout, skip_bad)
     allowed = (
@@ -211,7 +214,9 @@ def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
         splits[split][label] = squares[start : start + n]  # pictures of a class are adjacent, since paths are sorted
         start += n
     classes = tuple(sorted(splits["train"]))
-    return Foregrounds(classes, *({label: splits[split][label] for label in classes} for split in ("train", "test")))
+    train = {label: splits["train"][label] for label in classes}
+    test = {label: splits["test"][label] for label in classes}
+    return Foregrounds(classes, train, test)
 
 
 def _digits(size: int) -> Foregrounds:
@@ -221,18 +226,15 @@ def _digits(size: int) -> Foregrounds:
     from sparsebench import seeds
 
     table = np.loadtxt(of_scikit_learn("data/digits.csv.gz"), delimiter=",")
-    images, target = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
+    images = table[:, :-1].reshape(-1, 8, 8)
+    target = table[:, -1].astype(int)
     rng = seeds.generator("digits", "colours")
     ink, paper = rng.uniform(0.6, 1.0, (len(images), 3)), rng.uniform(0.0, 0.4, (len(images), 3))
-    shade = (
-        np.stack(
-            [
-                np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
-                for x in images
-            ]
-        )[..., None]
-        / 255
-    )
+    resized = []
+    for image in images:
+        grey = Image.fromarray((image * 15.9).astype(np.uint8))
+        resized.append(np.asarray(grey.resize((size, size), Image.Resampling.BICUBIC)))
+    shade = np.stack(resized)[..., None] / 255
     coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
     coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
@@ -248,9 +250,13 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     for split in ("train", "test"):
         data = known.dataset(name, root, split)
         if name == SVHN:
-            pixels, labels, classes = data.data.transpose(0, 2, 3, 1), data.labels, tuple(map(str, range(10)))
+            pixels = data.data.transpose(0, 2, 3, 1)
+            labels = data.labels
+            classes = tuple(map(str, range(10)))
         else:
-            pixels, labels, classes = data.data, np.array(data.targets), tuple(data.classes)
+            pixels = data.data
+            labels = np.array(data.targets)
+            classes = tuple(data.classes)
         squares = _squares(f"{name}-{split}", pixels, size)
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
@@ -374,7 +380,8 @@ def read_array(path: Path) -> np.ndarray:
             pixels = archive[archive.files[0]] if archive.files else np.empty(0)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} cannot be read as an .npz file ({error})", next_step="repair or replace it") from error
-    of_bytes, real = pixels.dtype == np.uint8, pixels.dtype.kind == "f"
+    of_bytes = pixels.dtype == np.uint8
+    real = pixels.dtype.kind == "f"
     shaped = pixels.ndim == 4 and pixels.shape[3] == 3 and 0 not in pixels.shape
     if not (shaped and (of_bytes or (real and pixels.min() >= 0 and pixels.max() <= 1))):
         span = f", {pixels.min():g} to {pixels.max():g}" if shaped and real else ""

@@ -1,0 +1,226 @@
+"""Pictures with masks: DIR/images/NAME.* with DIR/masks/NAME.png, which has a class number for each pixel.
+
+Pictures and masks may be in subfolders. If there are images/train and images/val (or training, validation, test), these
+are the training and the test pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from sparsebench.errors import UserError, few, is_out_of_memory, text_of
+from sparsebench.measure.patches import IGNORE
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.cache import BadPicturesError
+from sparsebench.tasks.sources.files import DIGITS, MOST_PIXELS, Contents, contents, contents_of, listing, read_bytes
+
+MASKED = "masked"
+"""Beginning of the name of a folder of pictures with masks in cells."""
+IMAGES, MASKS = "images", "masks"
+LAYOUT = "DIR/images/NAME.* and DIR/masks/NAME.png"
+LARGEST = 253
+"""The largest possible class number."""
+MOST_NUMBERS = 2**16
+TRAIN, TEST = ("train", "training"), ("val", "validation", "test")
+"""Names of the subfolders of training and test pictures, in order of priority."""
+GREY, PALETTE = 0, 3
+"""Types of PNG files whose pixels are numbers."""
+VERSION = 1
+"""Version of what is stored of masks. Increase it if it changes."""
+
+
+def has_masks(folder: Path) -> bool:
+    """Return whether a folder has pictures with masks, and not class folders."""
+    return (folder / IMAGES).is_dir() and not (folder / "train").is_dir()
+
+
+def locate(root: Path, skip_bad: bool) -> tuple[str, Path]:
+    """Return the name in cells of a folder of pictures with masks, and its place, after checking the masks.
+
+    Raises:
+        UserError: a picture has no mask, or a mask cannot be used.
+    """
+    if not (root / MASKS).is_dir():
+        raise UserError(f"--images folder: {root / MASKS} is not a folder", allowed=LAYOUT)
+    files = contents(listing(root), skip_bad=skip_bad)
+    pairs = _pairs(files)
+    if not pairs:
+        raise UserError(f"{root / IMAGES} holds no pictures", allowed=LAYOUT)
+    lonely = [picture for picture, mask in pairs.items() if mask not in files.pictures]
+    if lonely:
+        raise UserError(
+            f"{root}: {len(lonely)} of {len(pairs)} pictures have no mask: {few(lonely)}",
+            next_step=f"add {root / pairs[lonely[0]]}, or remove the picture",
+        )
+    numbers_of(files)
+    return f"{MASKED}-{files.fingerprint}", root
+
+
+def _pairs(files: Contents) -> dict[str, str]:
+    """Return the mask of each picture, by their paths in the folder, sorted by picture."""
+    pictures = [name for name in files.pictures if name.startswith(f"{IMAGES}/")]
+    return {name: f"{MASKS}/{PurePosixPath(name).relative_to(IMAGES).with_suffix('.png')}" for name in pictures}
+
+
+class MaskedPictures:
+    """The pictures of a folder with their masks.
+
+    Args:
+        name: the name of the folder in cells.
+        root: the folder.
+
+    Attributes:
+        train, test: sorted paths of training and test pictures, if the folder has both; else `train` is empty.
+    """
+
+    def __init__(self, name: str, root: Path):
+        self.root = root
+        self.files = contents_of(name, root)
+        self.mask_of = _pairs(self.files)
+        self.train, self.test = self._in(TRAIN), self._in(TEST)
+        if not (self.train and self.test):
+            self.train, self.test = [], list(self.mask_of)
+
+    def _in(self, splits: Collection[str]) -> list[str]:
+        """Return the pictures in the first of these subfolders that has some."""
+        for split in splits:
+            names = [name for name in self.mask_of if name.startswith(f"{IMAGES}/{split}/")]
+            if names:
+                return names
+        return []
+
+    def check_numbers(self, largest: int, ignore: int) -> list[int]:
+        """Return the sorted class numbers of all masks, without the one to ignore.
+
+        Raises:
+            UserError: a number is larger than `largest`.
+        """
+        strange = {}
+        every: set[int] = set()
+        for mask, numbers in numbers_of(self.files).items():
+            every.update(numbers)
+            if beyond := [number for number in numbers if number > largest and number != ignore]:
+                strange[mask] = beyond
+        if strange:
+            names = [f"{mask} ({few(list(map(str, numbers)))})" for mask, numbers in strange.items()]
+            raise UserError(
+                f"{self.root}: {len(strange)} of {len(self.mask_of)} masks have class numbers out of range",
+                got=few(names),
+                allowed=f"0 to {largest}, and ignore={ignore}",
+                next_step="set largest, or ignore, of the task",
+            )
+        return sorted(every - {ignore})
+
+    def pixels(self, names: Sequence[str], size: int) -> cache.Pixels:
+        """Return the (n, 3, size, size) pixels of pictures: their middle squares."""
+        return self.files.pixels(names, size)
+
+    def segments(self, names: Sequence[str], size: int, table: np.ndarray) -> cache.Pixels:
+        """Return the (n, 1, size, size) classes of the pixels of pictures: the middle squares of their masks.
+
+        Args:
+            names: the pictures.
+            size: side in pixels.
+            table: (MOST_NUMBERS,) uint8 class of each number.
+        """
+        masks = [self.mask_of[name] for name in names]
+
+        def row(i: int) -> np.ndarray:
+            numbers = _read(read_bytes(self.root / masks[i], self.files.pictures[masks[i]]))
+            return table[_middle(numbers, size)][None]
+
+        key = hashlib.sha256(os.fsencode("\0".join(masks)) + table.tobytes()).hexdigest()[:DIGITS]
+        return cache.Pixels(f"{self.files.fingerprint}-{key}-{size}-mask", (len(masks), 1, size, size), row)
+
+
+def table_of(background: int, ignore: int) -> np.ndarray:
+    """Return (MOST_NUMBERS,) uint8, the class of each number of a mask: 0 for the background, IGNORE for `ignore`.
+
+    The numbers below the background increase by one; if it is negative, there is no background and all do.
+    """
+    numbers = np.arange(MOST_NUMBERS)
+    classes = numbers + ((numbers < background) | (background < 0))
+    classes[numbers == background] = 0
+    classes[(numbers == ignore) | (classes > IGNORE)] = IGNORE
+    return classes.astype(np.uint8)
+
+
+def numbers_of(files: Contents) -> Mapping[str, Sequence[int]]:
+    """Return the sorted numbers in each mask; the result is cached.
+
+    Raises:
+        UserError: masks cannot be used.
+    """
+    file = f"{files.fingerprint}-masks{VERSION}-{cache.versions()}"
+    if (stored := cache.read_about(file)) is not None:
+        return dict(stored)
+    picture_of = {mask: picture for picture, mask in _pairs(files).items()}
+
+    def look(mask: str) -> list[int]:
+        path = files.root / mask
+        try:
+            numbers = _read(read_bytes(path, files.pictures[mask]))
+            _check_size(numbers, read_bytes(files.root / picture_of[mask]))
+        except Exception as error:  # Pillow does not document what its readers raise for damaged files
+            if is_out_of_memory(error):
+                raise MemoryError(f"{path} does not fit the memory") from error
+            raise BadPicturesError({mask: " ".join(text_of(error).split()) or type(error).__name__}) from error
+        return [int(number) for number in np.unique(numbers)]
+
+    text = f"{len(picture_of):,} masks to check"
+    numbers, bad = cache.in_threads(look, list(picture_of), cache.counter(text, len(picture_of)))
+    if bad:
+        reasons = [f"{mask} ({error.reasons[mask]})" for mask, error in sorted(bad.items())]
+        raise UserError(
+            f"{files.root}: {len(bad)} of {len(picture_of)} masks cannot be used: {few(reasons)}",
+            next_step="repair them, or remove them with their pictures",
+        )
+    cache.keep_about(file, numbers)
+    return numbers
+
+
+def _read(data: bytes) -> np.ndarray:
+    """Return the (height, width) numbers of a mask.
+
+    Raises:
+        ValueError: it is not a PNG of one channel of numbers.
+    """
+    from PIL import Image
+
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or len(data) < 26:
+        raise ValueError("it is not a PNG file")
+    bits, kind = data[24], data[25]  # of the header, which comes first
+    if kind not in (GREY, PALETTE):
+        raise ValueError("it has colours or transparency, and not one class number for each pixel")
+    with Image.open(BytesIO(data), formats=("PNG",)) as picture:
+        if picture.width * picture.height > MOST_PIXELS:
+            raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
+        numbers = np.asarray(picture).astype(np.int64)
+    if kind == GREY and bits in (2, 4):  # Pillow spreads these shades over 8 bits
+        numbers //= 255 // (2**bits - 1)
+    return numbers
+
+
+def _check_size(numbers: np.ndarray, picture: bytes) -> None:
+    """Raise ValueError unless a mask has the shape of its picture, up to a pixel; it may have another resolution."""
+    from PIL import Image
+
+    with Image.open(BytesIO(picture)) as opened:
+        width, height = opened.size
+    rows, columns = numbers.shape
+    if abs(rows - columns * height / width) > 1 and abs(columns - rows * width / height) > 1:
+        raise ValueError(f"it has {columns} x {rows} pixels, another shape than its picture of {width} x {height}")
+
+
+def _middle(numbers: np.ndarray, size: int) -> np.ndarray:
+    """Return the middle square of a mask as (size, size) numbers: those at the middles of the new pixels."""
+    side = min(numbers.shape)
+    top, left = ((length - side) // 2 for length in numbers.shape)
+    places = ((np.arange(size) + 0.5) * side / size).astype(int)
+    return numbers[top + places[:, None], left + places]

@@ -1,0 +1,251 @@
+"""The task patches, from a request to records: the same predictions as with timm and scikit-learn alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from coded import ARCH, write_random_weights
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+import sparsebench
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Execution, Files, Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.publish.submission import differences
+from sparsebench.records import store
+from sparsebench.records.record import Record, numbers_of
+from sparsebench.runner import run as runs
+from sparsebench.tasks.base import Data, Split
+
+pytestmark = pytest.mark.usefixtures("timed_once")
+
+CANVAS, SIDE, PATCH = 96, 6, 16
+TASK = f"patches:canvas={CANVAS},foreground=64,test=12"
+N_TRAIN = 30
+PLACES = range(SIDE**2)
+HALF = "attn_topk:macs=0.5,blocks=1"
+STRATEGIES = {
+    "dense": ("dense", 1.0),
+    "oracle:macs=0.6": ("oracle", 0.6),
+    "attn_topk:macs=1": ("attn_topk", 1.0),
+    HALF: ("attn_topk", 0.5),
+    f"{HALF},disposal=fuse": ("attn_topk(disposal=fuse)", 0.5),
+    "attn_topk:macs=0.8,blocks=1,returns=3": ("attn_topk(returns=3)", 0.8),
+    "tome:macs=0.6": ("tome", 0.6),
+}
+"""Strategies as they are requested, with the names and the budgets of their records."""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_weights(tmp_path_factory.mktemp("weights") / "backbone.safetensors", ARCH, 5)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of noisy pictures with three classes, each with a colour of its own."""
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for split in ("train", "test"):
+        for label in range(3):
+            folder = root / split / f"class-{label}"
+            folder.mkdir(parents=True)
+            for i in range(5):
+                pixels = rng.integers(0, 160, (64, 64, 3))
+                pixels[..., label] += 95
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+def request(*plugins: str, **options: Any) -> Request:
+    usual: dict[str, Any] = {"suite": "patches", "tasks": (TASK,), "model": f"timm:{ARCH}", "n_train": (N_TRAIN,)}
+    return Request(plugins=plugins, **(usual | {"seeds": 1, "alone": True} | options))
+
+
+@pytest.fixture(scope="module")
+def files(pictures: Path, weights: Path) -> Files:
+    return Files(images=(f"folder:{pictures}",), weights=(weights,))
+
+
+def executed(out: Path, asked: Request, files: Files) -> dict[tuple[str, float], Record]:
+    """Return the records of a run by label and share of the MACs."""
+    runs.run_missing(asked, files, Execution("cpu", jobs=0), Registry(), out)
+    return {(record.label, record.cell.budget.macs or 1.0): record for record in store.read(out).values()}
+
+
+@pytest.fixture(scope="module")
+def records(files: Files, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """Return the records of the strategies."""
+    stored = executed(tmp_path_factory.mktemp("out"), request(*STRATEGIES), files)
+    return {spec: stored[key] for spec, key in STRATEGIES.items()}
+
+
+@pytest.fixture(scope="module")
+def data(records: dict[str, Record], pictures: Path) -> Data:
+    cell = records["dense"].cell
+    return Registry().resolve(cell).task.draw(N_TRAIN, 0, {str(cell.task.params["images"]): pictures})
+
+
+def labels_of(split: Split) -> np.ndarray:
+    """Return the (n, N) most frequent class of the pixels of each patch, the first of several."""
+    assert split.segments is not None
+    labels = np.zeros((len(split.segments), SIDE**2), int)
+    for image, segments in enumerate(split.segments):
+        for place in PLACES:
+            top, left = PATCH * (place // SIDE), PATCH * (place % SIDE)
+            labels[image, place] = np.bincount(segments[top : top + PATCH, left : left + PATCH].ravel()).argmax()
+    return labels
+
+
+def network_of(weights: Path) -> torch.nn.Module:
+    return timm.create_model(
+        ARCH, img_size=CANVAS, num_classes=5, pretrained=True, pretrained_cfg_overlay={"file": str(weights)}
+    ).eval()
+
+
+def pixels_of(model: Any, split: Split) -> torch.Tensor:
+    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    return (torch.from_numpy(split.inputs) / 255 - mean) / std
+
+
+Features = Callable[[torch.Tensor], torch.Tensor]
+
+
+def predictions(weights: Path, data: Data, of_test: Callable[[Any], Features] | None = None) -> np.ndarray:
+    """Return the (n, N) predictions of a linear probe learned on dense tokens.
+
+    `of_test` returns for a network the function that gives the (n, N, C) features of test images.
+    """
+    model: Any = network_of(weights)
+    prefix = model.num_prefix_tokens
+    with torch.no_grad():
+        train = model.forward_features(pixels_of(model, data.train))[:, prefix:].double().flatten(0, 1).numpy()
+        pixels = pixels_of(model, data.test)
+        dense = model.forward_features(pixels)[:, prefix:] if of_test is None else of_test(model)(pixels)
+    scaler = StandardScaler().fit(train)
+    probe = LogisticRegression(C=50 / len(train), max_iter=1000).fit(
+        scaler.transform(train), labels_of(data.train).ravel()
+    )
+    test = scaler.transform(dense.double().flatten(0, 1).numpy())
+    return probe.predict(test).reshape(12, -1)
+
+
+def predicted(record: Record) -> np.ndarray:
+    assert record.status == "ok" and record.outcomes is not None, record.failure
+    return numbers_of(record.outcomes.predicted, record.outcomes.n).reshape(12, -1)
+
+
+@pytest.mark.parametrize("spec", ["dense", "attn_topk:macs=1"])
+def test_without_removal_each_patch_is_predicted_as_by_timm_and_scikit_learn(
+    records: dict[str, Record], weights: Path, data: Data, spec: str
+) -> None:
+    record = records[spec]
+    expected, labels = predictions(weights, data), labels_of(data.test)
+    assert predicted(record).tolist() == expected.tolist()
+    assert record.outcomes is not None
+    assert numbers_of(record.outcomes.label, record.outcomes.n).tolist() == labels.ravel().tolist()
+    assert np.unique(expected).tolist() == [0, 1, 2, 3]
+    assert record.metrics["accuracy"].value == (expected == labels).mean()
+    assert record.notes["probe"] == f"{N_TRAIN * SIDE**2} patches of {N_TRAIN} images"
+
+
+def on_grid(spec: str) -> Callable[[Any], Features]:
+    """Return the function that puts what a strategy leaves at all its patches, or at the patches nearest to them."""
+
+    def of_network(model: Any) -> Features:
+        sparse = sparsebench.apply(model, spec)
+
+        def features(pixels: torch.Tensor) -> torch.Tensor:
+            left = sparse.forward_features(pixels)[:, model.num_prefix_tokens :]
+            member = sparse.membership() > 0
+            filled = left.new_empty(len(left), SIDE**2, left.shape[2])
+            for image, tokens in enumerate(left):
+                has_token = member[image].any(dim=0)
+                for place in PLACES:
+                    distance = [
+                        (i // SIDE - place // SIDE) ** 2 + (i % SIDE - place % SIDE) ** 2 for i in range(SIDE**2)
+                    ]
+                    near = min((i for i in range(SIDE**2) if has_token[i]), key=lambda i: (distance[i], i))
+                    filled[image, place] = tokens[int(member[image, :, near].nonzero()[0, 0])]
+            return filled
+
+        return features
+
+    return of_network
+
+
+@pytest.mark.parametrize("spec", list(STRATEGIES)[3:])
+def test_what_left_is_predicted_from_its_token_or_the_nearest_patch(
+    records: dict[str, Record], weights: Path, data: Data, spec: str
+) -> None:
+    """Dropped, fused and merged patches, and patches that come back, with the tokens of a model in Python."""
+    expected = predictions(weights, data, on_grid(spec))
+    assert predicted(records[spec]).tolist() == expected.tolist()
+    if "returns" not in spec:  # it changes little in a network of random weights
+        assert expected.tolist() != predictions(weights, data).tolist()
+
+
+def test_metrics_follow_from_predictions(records: dict[str, Record], data: Data) -> None:
+    """IoU of plain sets, accuracies on parts of the patches; and the oracle keeps all patches of objects."""
+    segments = data.test.segments
+    assert segments is not None
+    blocks = segments.reshape(12, SIDE, PATCH, SIDE, PATCH).swapaxes(2, 3).reshape(12 * SIDE**2, -1)
+    boundary = np.array([len(set(block.tolist())) > 1 for block in blocks])
+    for record in records.values():
+        assert list(differences(record)) == []
+        found, labels = predicted(record).ravel(), labels_of(data.test).ravel()
+        ious = [
+            ((found == k) & (labels == k)).sum() / ((found == k) | (labels == k)).sum() for k in sorted({*labels} - {0})
+        ]
+        value = {name: metric.value for name, metric in record.metrics.items()}
+        assert value["iou"] == pytest.approx(np.mean(ious))
+        assert value["accuracy_relevant"] == (found == labels)[labels > 0].mean()
+        assert value["accuracy_irrelevant"] == (found == labels)[labels == 0].mean()
+        assert value["accuracy_boundary"] == (found == labels)[boundary].mean()
+        assert 0 <= (value["iou_pixels"] or 0) <= 1
+    assert records["oracle:macs=0.6"].metrics["selection_recall"].value == 1
+
+
+def test_a_head_of_its_own_is_learned_with_the_strategy(
+    records: dict[str, Record], files: Files, tmp_path: Path
+) -> None:
+    task = f"{TASK},head=own"
+    asked = request("dense", HALF, tasks=(task,))
+    own = executed(tmp_path, asked, files)
+    assert predicted(own["dense", 1.0]).tolist() == predicted(records["dense"]).tolist()
+    assert predicted(own["attn_topk", 0.5]).tolist() != predicted(records[HALF]).tolist()
+
+
+def test_merged_patches_can_be_filled_from_the_nearest_kept_patch(
+    records: dict[str, Record], files: Files, tmp_path: Path
+) -> None:
+    asked = request("tome:macs=0.6", HALF, tasks=(f"{TASK},fill=nearest",))
+    nearest = executed(tmp_path, asked, files)
+    assert predicted(nearest["attn_topk", 0.5]).tolist() == predicted(records[HALF]).tolist()
+    assert predicted(nearest["tome", 0.6]).tolist() != predicted(records["tome:macs=0.6"]).tolist()
+
+
+def test_mixtures_of_patches_are_unsupported(files: Files, tmp_path: Path) -> None:
+    (record,) = executed(tmp_path, request("sinkhorn:macs=0.6"), files).values()
+    assert record.status == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"suite": "quick"}, "--suite patches"),
+        ({"suite": "quick", "n_train": ()}, "--suite patches"),
+        ({"pooling": "patches"}, "--pooling"),
+        ({"tasks": (f"{TASK},permuted=true",)}, "permuted"),
+        ({"tasks": ("patches:test=9000",)}, "test="),
+    ],
+)
+def test_what_does_not_fit_is_refused(weights: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        planner.plan(request("dense", **options), Files(weights=(weights,)), Registry(), Path("nowhere"), "missing")
