@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparsebench.board.board import gather
 from sparsebench.board.published import boards, page
-from sparsebench.publish.collection import collect, is_collection
+from sparsebench.publish.collection import TITLE, collect, is_collection
 
 ROOT = Path(__file__).resolve().parents[1]
 SUBMISSIONS = ROOT / "leaderboard" / "submissions"
@@ -27,4 +27,7 @@ if __name__ == "__main__":
     for folder in boards(ROOT / "leaderboard"):
         if (ROOT / "docs" / "results" / f"{folder.name}.md").is_file():
             write(folder.name, page(gather(folder), docs="../.."))
-    write(SUBMISSIONS.name, page(collect(SUBMISSIONS).board(), docs="../..") if is_collection(SUBMISSIONS) else NONE)
+    submissions = NONE
+    if is_collection(SUBMISSIONS):
+        submissions = page(collect(SUBMISSIONS).board(), docs="../..", title=TITLE)
+    write(SUBMISSIONS.name, submissions)

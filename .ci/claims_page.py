@@ -26,17 +26,13 @@ TABLES = {"claims.md": ("claims", of_claims), "orders.md": ("votes", of_votes)}
 """The mark of the table of each page, and what writes it."""
 
 
-def pages() -> dict[Path, str]:
-    """Return the pages with their current tables."""
-    texts = {}
-    for name, (mark, write) in TABLES.items():
-        page = RESULTS / name
-        marked = re.compile(f"(<!-- {mark} -->\n).*(<!-- end of {mark} -->)", re.DOTALL)
-        shown = write()
-        texts[page] = marked.sub(lambda match, shown=shown: f"{match[1]}{shown}{match[2]}", page.read_text("utf-8"))
-    return texts
+def with_table(text: str, mark: str, table: str) -> str:
+    """Return the text of a page with a new table between its marks."""
+    marked = re.compile(f"(<!-- {mark} -->\n).*(<!-- end of {mark} -->)", re.DOTALL)
+    return marked.sub(lambda match: f"{match[1]}{table}{match[2]}", text)
 
 
 if __name__ == "__main__":
-    for page, text in pages().items():
-        page.write_text(text, encoding="utf-8")
+    for name, (mark, write) in TABLES.items():
+        page = RESULTS / name
+        page.write_text(with_table(page.read_text(encoding="utf-8"), mark, write()), encoding="utf-8")

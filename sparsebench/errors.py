@@ -26,6 +26,9 @@ ADDRESS = re.compile(r"https?://[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:\d{1,5})?(/[A-Z
                      r"(\?[A-Za-z0-9._~!$&*+,;=:@%/?-]*)?(#[A-Za-z0-9._~!$&*+,;=:@%/?-]*)?")  # fmt: skip
 """An address without quotes, brackets and spaces, which end addresses in Markdown, HTML and LaTeX."""
 
+ENTRY = re.compile(r"(\w+)(?:\(((?:[^()]|\([^()]*\))*)\))?((?:,| by ).*)?", re.DOTALL)
+"""The name of a strategy, its parameters, and what follows: a schedule, a budget or a group."""
+
 
 class UserError(Exception):
     """An error in the input that the user can correct. The command line prints it as one line.
@@ -166,12 +169,54 @@ def few(names: Sequence[str], most: int = 3, width: int | None = None) -> str:
     return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def entry_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return names of strategies in which entries of one strategy have only the parameters that tell them apart.
+
+    Returns:
+        The shorter text of each name; and by strategy the parameters that its entries have in common, without those
+        of a strategy with a single entry.
+    """
+    entries: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for name in names:
+        strategy, parameters, _ = _parts_of(name)
+        entries[strategy][name] = parameters
+    shorter: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for strategy, of_names in entries.items():
+        lists = list(of_names.values())
+        are_equal = all(parameters == lists[0] for parameters in lists)
+        common = [] if are_equal else [one for one in lists[0] if all(one in parameters for parameters in lists)]
+        if common:
+            shared[strategy] = ", ".join(common)
+        for name, parameters in of_names.items():
+            left = ",".join(one for one in parameters if one not in common)
+            rest = _parts_of(name)[2]
+            shorter[name] = f"{strategy}({left}){rest}" if left else f"{strategy}{rest}"
+    return shorter, shared
+
+
+def _parts_of(name: str) -> tuple[str, list[str], str]:
+    """Return the strategy in a name, its parameters, and what follows them."""
+    match = ENTRY.fullmatch(name)
+    if match is None:
+        return name, [], ""
+    parameters = re.split(r",(?![^(]*\))", match[2]) if match[2] else []
+    return match[1], parameters, match[3] or ""
+
+
 def short_names(names: Iterable[str], most: int) -> dict[str, str]:
     """Return a text of at most `most` characters for each name; different names have different texts.
 
-    A long name is cut at its end. Names that would then be alike keep their beginning and the part where they differ.
-    If they are still alike, they are numbered.
+    Entries of one strategy have only the parameters that tell them apart. A long name is cut at its end. Names that
+    would then be alike keep their beginning and the part where they differ. If they are still alike, they are numbered.
     """
+    texts, _ = entry_names(names)
+    cut = _cut_names(texts.values(), most)
+    return {name: cut[text] for name, text in texts.items()}
+
+
+def _cut_names(names: Iterable[str], most: int) -> dict[str, str]:
+    """Return a text of at most `most` characters for each name; different names have different texts."""
     short = {name: name if len(name) <= most else f"{name[: most - 1]}\u2026" for name in names}
     for alike in _alike(short):
         same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sparsebench import files
+from sparsebench.board.citations import of_records, once
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.papers import address_of
@@ -31,7 +32,7 @@ class Board(NamedTuple):
         judged: the leaderboard over all tasks.
         by_task: the leaderboard with separate rows for each task and model.
         notes: lines for the reader, see `notes.notes_on`.
-        bibtex: entries of the works that its strategies cite.
+        bibtex: entries of sparsebench, its data sets and weights, and the works that its strategies cite.
         environments: machine and libraries, by hash.
         suites: names and versions of the suites that were run.
         pictures: PNG files by their subject, such as the tokens that were kept.
@@ -103,9 +104,10 @@ def _pictures_in(folder: Store) -> dict[str, bytes]:
 
 
 def bibtex(folder: Store, frame: pd.DataFrame) -> list[str]:
-    """Return the BibTeX entries of the works that the strategies of a board cite."""
+    """Return BibTeX entries: of sparsebench, the data and the weights of a board, and of its strategies."""
     entries = (strategy.bibtex.strip().splitlines() for strategy in _strategies_of(folder, frame))
-    return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
+    of_strategies = sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
+    return once([*of_records(frame), *of_strategies])
 
 
 def _strategies_of(folder: Store, frame: pd.DataFrame) -> list[manifests.StrategyEntry]:

@@ -20,7 +20,7 @@ from sparsebench.board.judge import Leaderboard
 from sparsebench.board.picture import new_figure, sheet
 from sparsebench.board.reading import DENSE, entry_of_dense, over_seeds
 from sparsebench.board.tables import Report, Table
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, plain
 from sparsebench.stats import curves, paired, style
 from sparsebench.stats.agreement import correlation_of_means, rank_correlation
 from sparsebench.stats.intervals import LEVEL, Interval
@@ -159,7 +159,8 @@ def _standings(comparison: Comparison) -> list[Standing]:
     every = comparison.entries[["strategy", "kind", "asked", "form"]].join(means)
     complete = ~every.index.isin(comparison.common.incomplete) & every["accuracy"].notna() & every["macs_ratio"].notna()
     rows = every[complete & (every["strategy"] != DENSE) & (every["kind"] != "oracle") & (every["asked"] < 1)]
-    default, chosen = rows[rows["form"] == ""], rows[rows["form"] == AUTO]
+    default = rows[rows["form"] == ""]
+    chosen = rows[rows["form"] == AUTO]
     standings = [Standing(comparison, "published", default)]
     if len(chosen):
         # A strategy with one schedule, such as those at the input, has the same rows at chosen schedules.
@@ -174,8 +175,8 @@ AGREEMENT = (
     Column("section", "section", "text", "task, model and track on the first board"),
     Column("other", "other section", "text", "task, model and track on the other board"),
     Column("schedules", "schedules", "text", "published: default schedules; auto: chosen ones"),
-    Column("budget", "budget", "fraction", "requested share of dense MACs on the first board"),
-    Column("other_budget", "other budget", "fraction", "the nearest one of the other board"),
+    Column("budget", "budget", "ratio", "requested share of dense MACs on the first board"),
+    Column("other_budget", "other budget", "ratio", "the nearest one of the other board"),
     Column("n_strategies", "strategies", "count", "those that both boards have there"),
     Column("spearman", "Spearman", "fraction", "rank correlation of accuracies", True),
 )
@@ -256,7 +257,13 @@ def _common(
     return _Common(standing, budget, another, other_budget, results, other_results)
 
 
-def draw(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+def draw(
+    first: Leaderboard,
+    other: Leaderboard,
+    strategies: Sequence[str] = (),
+    width: str = "two",
+    names: tuple[str, str] = ("the first board", "the other board"),
+) -> Figure:
     """Return the heat map of rank correlations: budgets of the first board against all budgets of the other.
 
     There is a chart for default schedules and one for chosen ones, as far as both boards have them.
@@ -264,6 +271,7 @@ def draw(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] = (),
     Args:
         first, other, strategies: see `agreement`.
         width: one of `style.COLUMNS`.
+        names: what the axes call the boards.
 
     Raises:
         UserError: see `agreement`.
@@ -276,13 +284,15 @@ def draw(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] = (),
         raise _too_few()
     n_rows = max(len(table) for table in cells.values())
     with sheet(width):
-        notes = "Spearman's correlation of accuracies: the first board's budgets down, the other's to the right."
+        notes = "Spearman's correlation of the accuracies of the strategies that both boards have."
         figure = new_figure(width, max(1.2, 0.28 * n_rows + 0.6), "", notes)
         for axis, (kind, table) in zip(np.atleast_1d(figure.subplots(1, len(cells))), cells.items(), strict=True):
             axis.imshow(table.to_numpy(float), cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
             axis.set_title(f"{kind} schedules", loc="left")
             axis.set_xticks(range(table.shape[1]), table.columns, rotation=45 if table.shape[1] > 6 else 0)
             axis.set_yticks(range(len(table)), table.index)
+            axis.set_xlabel(plain(f"{names[1]}, share of dense MACs"))
+            axis.set_ylabel(plain(f"{names[0]}, share of dense MACs"))
             axis.spines[:].set_visible(False)
             axis.tick_params(length=0)
             _write_values(axis, table.to_numpy(float))
@@ -312,5 +322,5 @@ def _write_values(axis: Any, values: np.ndarray) -> None:
     """Write each value into its cell, white on dark cells."""
     for (row, column), value in np.ndenumerate(values):
         if not math.isnan(value):
-            color = "white" if abs(value) > 0.7 else style.BLACK
+            color = "white" if abs(value) > 0.6 else style.BLACK
             axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)

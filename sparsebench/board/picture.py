@@ -31,6 +31,10 @@ ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
 """The quantities that pictures show."""
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 GAP_IS = "The gap is the accuracy where the background fits the class minus that where it does not."
+SPEED = "speed"
+"""The quantity of `over_speed`."""
+COSTS = {"macs_ratio": "MACs spent, share of dense", "speed_up": "images/s, multiple of dense"}
+"""The columns that curves have on the horizontal axis, and its labels."""
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
     GAP: (
@@ -71,7 +75,7 @@ LOOK_OF_KIND = {
 
 
 class _Line(NamedTuple):
-    """A strategy's curve below the dense MACs: x in shares of dense MACs, y, low and high in points against dense."""
+    """A strategy's curve below the dense MACs: x is one of COSTS, y, low and high are points against dense."""
 
     name: str
     x: np.ndarray
@@ -148,6 +152,30 @@ def _title_of_dots(quantity: str, values: pd.DataFrame, words: str) -> str:
     return " ".join(sentences)
 
 
+def over_speed(board: Board, strategies: Sequence[str] = (), width: str = "two", title: str | None = None) -> Figure:
+    """Return the picture of the difference of accuracy to dense over images/s, as far as strategies were timed.
+
+    Args:
+        board, strategies, width, title: see `draw`.
+
+    Raises:
+        UserError: no strategy was timed at several budgets, or a chosen one was not.
+    """
+    ranking = board.judged.over_budgets
+    lines: dict[str, _Line] = {}
+    if ranking is not None and ranking.curves is not None:
+        lines = _lines(ranking.every, ranking.curves, "speed_up")
+    if ranking is None or ranking.curves is None or not any(len(line.x) > 1 for line in lines.values()):
+        raise UserError(
+            "the board has no strategy with images/s at several budgets",
+            next_step="sparsebench run measures them unless other cells run at the same time",
+        )
+    chosen = [name for name in strategies if name != DENSE]
+    _check(chosen, lines)
+    words = about(ranking.comparison) if title is None and width == "two" else title or ""
+    return curves(ranking.every, ranking.curves, words, chosen, width, board.third_party, lines, "speed_up")
+
+
 def _accuracy_curves(
     rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str], width: str, third_party: Collection[str]
 ) -> Figure | None:
@@ -192,6 +220,7 @@ def curves(
     width: str = "two",
     third_party: Collection[str] = (),
     lines: Mapping[str, _Line] | None = None,
+    cost: str = "macs_ratio",
 ) -> Figure:
     """Return the picture of the difference of accuracy to dense over realised MACs, with dense at the left.
 
@@ -206,6 +235,7 @@ def curves(
         width: "one" or "two" columns of a paper.
         third_party: strategies that do not come with sparsebench.
         lines: the lines of these curves, if they are known.
+        cost: what the lines have as x, one of COSTS.
 
     Raises:
         UserError: a chosen strategy is not on the board or costs as much as dense, or there are too many.
@@ -218,8 +248,10 @@ def curves(
     others = [line for name, line in lines.items() if name not in looks]
     bottom = _bottom(named)
 
-    notes = [f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy."]
-    notes.append("Bars: 95 % intervals of differences. The vertical axis is stretched near dense.")
+    notes = [
+        f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy.",
+        "Bars: 95 % intervals of differences. The vertical axis is stretched near dense.",
+    ]
     notes += _notes_on_others(others, bottom)
     if not strategies:
         notes.append(f"In colour: {named_by_default(rows, third_party)}.")
@@ -229,7 +261,7 @@ def curves(
     high = max(style.HEIGHTS[width], 0.155 * len(looks) + 0.2)
     with sheet(width):
         figure, axis = _new(width, high, title, " ".join(notes))
-        _set_axes(axis, named, bottom)
+        _set_axes(axis, named, bottom, cost)
         for line in others:
             axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=style.THIN, zorder=1)
         for line, look in zip(named, looks.values(), strict=True):
@@ -283,7 +315,8 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
 def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style.Series | None) -> None:
     """Draw one quantity of a strategy over MACs in percent, from dense on; a chosen one with its intervals, if any."""
     points = points.sort_values("macs_ratio_with_gap", ascending=False)
-    x, y = points["macs_ratio_with_gap"].to_numpy(float), 100 * points[key].to_numpy(float)
+    x = points["macs_ratio_with_gap"].to_numpy(float)
+    y = 100 * points[key].to_numpy(float)
     if look is None:
         axis.plot(x, y, color=style.PALE, linewidth=style.THIN, zorder=1)
         return
@@ -313,16 +346,20 @@ def notes_on_references(looks: Collection[str], width: str) -> list[str]:
     return [f"{REFERENCES[name]}." for name in REFERENCES if name in looks] if width == "two" else []
 
 
-def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float) -> None:
+def _set_axes(axis: Axes, named: Sequence[_Line], bottom: float, cost: str) -> None:
     """Set scales, limits and labels of the axes. Costs fall from the left, dense is a horizontal line."""
     axis.set_yscale("asinh", linear_width=LINEAR)
     axis.axhline(0, color=style.BLACK, linewidth=style.THIN)
-    # The axis ends a little beyond the smallest share of MACs.
-    last = min(line.x[-1] for line in named)
-    axis.set_xlim(1, last - 0.01 * (1 - last))
+    # The axis ends a little beyond the smallest share of MACs, or the fastest network. Some may be slower than dense.
+    if cost == "macs_ratio":
+        first, last = 1.0, min(line.x[-1] for line in named)
+    else:
+        first = min(1.0, *(line.x.min() for line in named))
+        last = max(line.x.max() for line in named)
+    axis.set_xlim(first, last - 0.01 * (first - last))
     axis.xaxis.set_major_formatter("{x:g}")
     fit(axis, bottom, max(0.2, *(line.high.max() for line in named)))
-    axis.set_xlabel("MACs spent, share of dense")
+    axis.set_xlabel(COSTS[cost])
     axis.set_ylabel("accuracy against dense, points")
     axis.grid(axis="y")
 
@@ -493,7 +530,8 @@ def _best(order: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 @contextmanager
 def sheet(width: str) -> Iterator[None]:
     """Draw with the style sheet of boards, with fonts for one of `style.COLUMNS`."""
-    size, names = style.SIZES[width], ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
+    size = style.SIZES[width]
+    names = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
     sizes = dict.fromkeys((*names, "legend.fontsize", "figure.titlesize"), size) | {"figure.labelsize": size - 1}
     with style.sheet(**{"text.parse_math": False} | sizes):
         yield
@@ -518,15 +556,15 @@ def new_figure(width: str, high: float, title: str, notes: str) -> Figure:
     return figure
 
 
-def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
-    """Return the curves of the strategies that cost less than dense, in the board's order."""
+def _lines(rows: pd.DataFrame, over: Curves, cost: str = "macs_ratio") -> dict[str, _Line]:
+    """Return the curves of the strategies that cost less than dense, in the board's order; x is one of COSTS."""
     lines = {}
-    points_of_curves = points_of(rows.dropna(subset="accuracy_delta"))
+    points_of_curves = points_of(rows.dropna(subset=["accuracy_delta", cost]))
     for name, *rank in over.rows[list(RANK_ENDS)].itertuples(name=None):
         if name not in points_of_curves:
             continue
         points = points_of_curves[name][::-1]
-        x = points["macs_ratio"].to_numpy(float)
+        x = points[cost].to_numpy(float)
         y, low, high = (
             100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float) for key in BY_KEY["accuracy_delta"].keys
         )
@@ -568,7 +606,8 @@ def fit(axis: Axes, bottom: float, top: float) -> None:
     """Set the limits of the vertical axis, in points, with ticks that do not overlap."""
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))
-    low, high = place(bottom) - room, place(top) + room
+    low = place(bottom) - room
+    high = place(top) + room
     axis.set_ylim(LINEAR * math.sinh(low), LINEAR * math.sinh(high))
     ticks: list[float] = []
     for tick in TICKS:

@@ -42,7 +42,7 @@ from sparsebench.board.columns import (
 from sparsebench.board.judge import RANDOM_TOKENS
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
-from sparsebench.board.tables import legend_of, render, with_values
+from sparsebench.board.tables import Table, legend_of, render, with_values
 from sparsebench.errors import UserError, is_address, plain
 from sparsebench.files import content_or_none, with_lf, write_whole
 from sparsebench.records import store
@@ -72,11 +72,11 @@ FIRST = (
     "rank",
     "strategy",
     "variant",
-    "budget",
     "sample_complexity",
     "images_to_target",
+    "accuracy",  # beside the name on a narrow screen
+    "budget",
     "aligned_gap_reduction",
-    "accuracy",
     "neighbour_accuracy",
     "badge",
     "authors",
@@ -307,6 +307,8 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes
     rows = board.by_task.rows
     # The page begins with the comparisons that have several budgets, or otherwise with the main comparison.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
+    first = [(ranking.comparison.title, views.best(ranking)) for ranking in opening]
+    suites = f": {', '.join(board.suites)}" if board.suites else ""
     content = TEMPLATES.get_template("page.html").render(
         policy=policy,
         style=sheet,
@@ -314,10 +316,12 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes
         board=board,
         docs=docs,
         title=plain(title, 200),
+        name=plain(title, 200) or f"sparsebench leaderboard{suites}",
+        summary=_summary(first),
         link=link,
         keys=keys | set(rows["kind"]),
         data=Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPED)),
-        first=[(ranking.comparison.title, views.best(ranking)) for ranking in opening],
+        first=first,
         text_of=text_of,
         legend_of=legend_of,
         terms=TERMS,
@@ -325,6 +329,17 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )
     return content.encode("utf-8", "replace")  # UTF-8 has no lone surrogates
+
+
+def _summary(first: Sequence[tuple[str, Table]]) -> str:
+    """Return the best of the page's first table in one line, for previews of links to the page."""
+    texts = []
+    for _, table in first[:1]:
+        by_key = {column.key: column for column in table.columns}
+        for row in table.rows:
+            budget, best, accuracy = (text_of(row, by_key[key]) for key in ("budget", "best", "accuracy"))
+            texts.append(f"{plain(best, 60)}, accuracy {accuracy} %, at {plain(budget, 60)} of the MACs")
+    return plain("; ".join(texts) or "Token sparsification of Vision Transformers", 300)
 
 
 def _hash(text: str) -> str:
@@ -420,4 +435,6 @@ def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, A
 def _value(row: Row, key: str) -> Any:
     """Return a row's value for JSON, rounded to DIGITS; None if not ranked."""
     value = file_value(row, key)
-    return None if value == NOT_RANKED else float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    if value == NOT_RANKED:
+        return None
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

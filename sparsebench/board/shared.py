@@ -18,6 +18,7 @@ import pandas as pd
 
 from sparsebench.board import views
 from sparsebench.board.board import Board, bibtex
+from sparsebench.board.citations import once
 from sparsebench.board.columns import NOT_RANKED, Column, Row
 from sparsebench.board.judge import Leaderboard, Ranking, judge
 from sparsebench.board.notes import notes_on
@@ -157,7 +158,7 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
 
     values: dict[str, Mapping[str, str]] = {}
     third_party: set[str] = set()
-    entries: set[str] = set()
+    entries: list[str] = []
     environments: dict[str, Mapping[str, str]] = {}
     for (part, _), frame in zip(parts, frames, strict=True):
         labels = _labels_of(part, frame)
@@ -165,7 +166,7 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
         if part.strategy:
             third_party |= labels
         opened = Store(part.folder)
-        entries |= set(bibtex(opened, frame))
+        entries += bibtex(opened, frame)
         environments |= manifests.environments(opened, set(frame["environment"].astype(str)))
 
     judged = judge(total)
@@ -173,7 +174,7 @@ def _board_of(parts: Sequence[tuple[Part, pd.DataFrame]], names: Sequence[str]) 
         _with_values(judged, values),
         _with_values(judge(total, "task", judged), values),
         notes=notes_on(total, judged),
-        bibtex=sorted(entries),
+        bibtex=once(dict.fromkeys(entries)),
         environments=environments,
         papers=_papers(parts, names),
         third_party=frozenset(third_party),
@@ -249,11 +250,12 @@ def _with_values(judged: Leaderboard, values: Mapping[str, Mapping[str, str]]) -
     """Return a leaderboard whose rows say who reported them."""
 
     def added(rows: pd.DataFrame) -> pd.DataFrame:
-        columns = {
-            key: [values.get(name, {}).get(key) or None for name in rows["strategy"]]
-            for key in (column.key for column in COLUMNS)
-        }
-        return rows.assign(**{key: pd.Series(column, rows.index, dtype=object) for key, column in columns.items()})
+        of_rows = [_values_of(str(name), values) for name in rows["strategy"]]
+        columns = {}
+        for column in COLUMNS:
+            texts = [of_row.get(column.key) or None for of_row in of_rows]
+            columns[column.key] = pd.Series(texts, rows.index, dtype=object)
+        return rows.assign(**columns)
 
     rankings = []
     for ranking in judged.rankings:
@@ -264,6 +266,17 @@ def _with_values(judged: Leaderboard, values: Mapping[str, Mapping[str, str]]) -
     used = {key for of_strategy in values.values() for key, value in of_strategy.items() if value}
     columns = [*judged.columns, *(column for column in COLUMNS if column.key in used)]
     return judged._replace(rankings=rankings, columns=columns)
+
+
+def _values_of(name: str, values: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """Return the values of a row: of the strategy with the row's name, or with the longest name that the row's extends.
+
+    Names of curves may be extended by a schedule or by the form of the budget.
+    """
+    if name in values:
+        return values[name]
+    begins = [other for other in values if name.startswith((f"{other},", f"{other} "))]
+    return values[max(begins, key=len)] if begins else {}
 
 
 def _without_ranks(board: Board) -> Board:
@@ -319,17 +332,21 @@ def one_board(boards: Sequence[Shared], notes: Sequence[str]) -> Board:
     lines = [f"{title}: {note}" for title, board, _ in boards for note in board.notes]
     papers: dict[str, tuple[str, str]] = {}
     environments: dict[str, Mapping[str, str]] = {}
+    entries: list[str] = []
+    third_party: set[str] = set()
     for _, board, _ in boards:
         papers |= board.papers
         environments |= board.environments
+        entries += board.bibtex
+        third_party |= board.third_party
     return Board(
         _joined(judged),
         _joined(by_task),
         notes=[*notes, *dict.fromkeys(lines)],
-        bibtex=sorted({entry for _, board, _ in boards for entry in board.bibtex}),
+        bibtex=once(dict.fromkeys(entries)),
         environments=environments,
         papers=papers,
-        third_party=frozenset[str]().union(*(board.third_party for _, board, _ in boards)),
+        third_party=frozenset(third_party),
     )
 
 

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from tabulate import SEPARATING_LINE, tabulate
 
 from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
-from sparsebench.errors import UserError, is_address, short_names
+from sparsebench.errors import UserError, entry_names, is_address, short_names
 
 DIGITS = 10
 """Significant digits of numbers in files; differences between machines are beyond them."""
 WIDTH = 100
 LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
+STRATEGY = "strategy"
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
 STAY = ("task", "rank", "strategy", "variant", "authors", "budget", "accuracy", "kept_accuracy", "told")
@@ -47,6 +48,8 @@ ROOM = 12
 INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
+_RANGE = re.compile(r"(\d+)-(\d+)")
+"""A range of ranks such as 3-9, which a spreadsheet reads as a date."""
 _ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
 """Beginnings and ends of links, images and HTML in Markdown, and `|`, which divides cells."""
 _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
@@ -168,8 +171,12 @@ def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
 
 def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     """Return the columns for people in which some row has a value; if there are no rows, all columns for people."""
+
+    def has_value(column: Column) -> bool:
+        return any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)
+
     visible = [column for column in columns if column.tables]
-    return [c for c in visible if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
+    return [column for column in visible if has_value(column)] if rows else visible
 
 
 def legend_of(table: Table, columns: Sequence[Column]) -> list[str]:
@@ -190,13 +197,15 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
     """Return the tables and notes of a report in a style of tabulate, with escaped texts."""
     parts: list[str] = []
     for table in report.tables:
-        rows, columns = table.rows, choice.of(table, table.shown)
+        rows = table.rows
+        columns = choice.of(table, table.shown)
         if style == "simple" and choice.width is not None:
             rows, columns = fit(rows, columns, choice.width)
         lines: list[Any] = [[_text_in_cell(row, column, style, escape) for column in columns] for row in rows]
         for place in reversed(_rules(table, rows)) if style == "simple" else ():
             lines.insert(place, SEPARATING_LINE)
-        headings, sides = [escape(column.title) for column in columns], [side(column) for column in columns]
+        headings = [escape(column.title) for column in columns]
+        sides = [side(column) for column in columns]
         text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
         texts = (table.title, table.above, table.below, *legend_of(table, columns))
         title, above, below, *legend = (escape(words, code=True) for words in texts)
@@ -248,13 +257,24 @@ _LATEX = str.maketrans(
 
 def _latex_text(text: str) -> str:
     """Return a text for LaTeX, with question marks for characters beyond Latin-1, which pdflatex's fonts lack."""
-    visible = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
+    visible = "".join(map(_visible, text))
     return visible.encode("latin-1", "replace").decode("latin-1").translate(_LATEX)
+
+
+def _visible(letter: str) -> str:
+    """Return a character, a blank for one of its kinds, or a question mark for one that cannot be printed."""
+    if letter.isspace():
+        return " "
+    return letter if letter.isprintable() else "?"
 
 
 def _latex(report: Report, choice: Choice) -> str:
     """Return a `table*` for each table. LaTeX scales it down if it is wider than the text."""
-    parts = [_latex_table(part, choice.of(part, table.shown)) for table in report.tables for part in _of_a_page(table)]
+    parts = [
+        _latex_table(part, choice.of(part, table.shown))
+        for table in map(_with_entry_names, report.tables)
+        for part in _of_a_page(table)
+    ]
     return "\n".join(parts) + "".join(f"% {' '.join(note.split())}\n" for note in report.notes)
 
 
@@ -270,6 +290,20 @@ def _of_a_page(table: Table) -> list[Table]:
     first, *others = parts
     continued = table._replace(label="", above="Continued.", below="", legend=(), explained=False)
     return [table._replace(rows=first), *(continued._replace(rows=rows) for rows in others)]
+
+
+def _with_entry_names(table: Table) -> Table:
+    """Return a table whose entries of one strategy have only the parameters that tell them apart.
+
+    The legend has the parameters that they have in common.
+    """
+    names = [row[STRATEGY] for row in table.rows if isinstance(row.get(STRATEGY), str)]
+    shorter, shared = entry_names(names)
+    if not shared:
+        return table
+    rows = [{**row, STRATEGY: shorter[row[STRATEGY]]} if row.get(STRATEGY) in shorter else row for row in table.rows]
+    legend = [f"All rows of {strategy} have {parameters}." for strategy, parameters in shared.items()]
+    return table._replace(rows=rows, legend=[*table.legend, *legend])
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:
@@ -316,7 +350,8 @@ def _latex_cell(row: Row, column: Column, bold: bool) -> str:
 
 
 def _csv(report: Report, choice: Choice) -> str:
-    keys, out = keys_of(choice.of(report.data, report.data.columns)), io.StringIO()
+    keys = keys_of(choice.of(report.data, report.data.columns))
+    out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(keys)
     writer.writerows([[cell(value) for value in _values(row, keys).values()] for row in report.data.rows])
@@ -331,13 +366,20 @@ def _json(report: Report, choice: Choice) -> str:
 
 def _values(row: Row, keys: Sequence[str]) -> Row:
     """Return a row's values for files, rounded to DIGITS."""
-    values = {key: file_value(row, key) for key in keys}
-    return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in values.items()}
+    values: Row = {}
+    for key in keys:
+        value = file_value(row, key)
+        values[key] = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return values
 
 
 def cell(value: Any) -> Any:
-    """Return a value for CSV: a quote precedes each text that a spreadsheet would read as a formula."""
-    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
+    """Return a value for CSV: a quote precedes each text that a spreadsheet would read as a formula, 3-9 is 3 to 9."""
+    if not isinstance(value, str):
+        return value
+    if between := _RANGE.fullmatch(value):
+        return f"{between[1]} to {between[2]}"
+    return _FORMULA.sub(r"\1'", value)
 
 
 def markdown(text: str, code: bool = False) -> str:

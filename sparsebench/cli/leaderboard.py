@@ -88,10 +88,10 @@ class _Options:
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "gap", "samples", "relevance", "shares"]),
-    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, N50 of trials, the sample "
-    "complexity (images to target, or N50) over the share of relevant tokens among those that stay, or accuracy over "
-    "their share in the pictures.  [default: accuracy]",
+    type=click.Choice(["accuracy", "speed", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs or over images/s (speed), reduction of the spurious gap, N50 of "
+    "trials, the sample complexity (images to target, or N50) over the share of relevant tokens among those that stay, "
+    "or accuracy over their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",
@@ -138,8 +138,9 @@ class _Options:
 def leaderboard(**values: Any) -> None:
     """Show the leaderboard of a run's FOLDER, or of all submissions in FOLDER.
 
-    The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
-    citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
+    The board depends only on the records. html is one offline page with all tables and charts; bibtex has sparsebench
+    and the board's strategies, data sets and trained weights, each work once. --check exits with 1 if files differ or
+    if a record contradicts itself.
     """
     options = _Options(**values)
     _check_needs(options)
@@ -219,7 +220,8 @@ def _agreement(options: _Options, other: Path) -> bytes:
     first, second = (judge(read(folder)) for folder in (options.folder, other))
     if options.picture is not None:
         width = options.columns_of_paper or "two"
-        return style.content(orders.draw(first, second, options.names, width), kind)
+        boards = options.folder.resolve().name, other.resolve().name
+        return style.content(orders.draw(first, second, options.names, width, boards), kind)
     table = orders.agreement(first, second, options.names)
     return render(table, options.form, options.choice).encode("utf-8", "replace")
 
@@ -280,6 +282,8 @@ def _draw(options: _Options, file: Path) -> None:
         figure = relevance.draw(board, options.names, width)
     elif quantity == shares.QUANTITY:
         figure = shares.draw(board, options.names, width, options.title)
+    elif quantity == picture.SPEED:
+        figure = picture.over_speed(board, options.names, width, options.title)
     else:
         figure = picture.draw(board, quantity, options.names, width, options.title)
     write_whole(file, style.content(figure, form))
@@ -289,8 +293,10 @@ def _draw(options: _Options, file: Path) -> None:
 def _page(options: _Options) -> bytes:
     """Return the page of a board."""
     from sparsebench.board.published import page
+    from sparsebench.publish.collection import TITLE, is_collection
 
-    return page(_board(options.folder), title=options.title or "", link=options.link or "")
+    usual = TITLE if is_collection(options.folder) else ""
+    return page(_board(options.folder), title=options.title or usual, link=options.link or "")
 
 
 def _check(folder: Path) -> int:

@@ -6,6 +6,7 @@ import codecs
 import csv
 import json
 import sys
+import tempfile
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -179,30 +180,124 @@ def _lines(verdict: Verdict) -> str:
     default="",
     help="Folder name of an earlier submission of the strategy by one of the authors; boards then leave it out.",
 )
+@click.option(
+    "--pull-request", is_flag=True, help="Open a pull request too, by git and the program gh, from your fork."
+)
+@click.option("--hub", metavar="USER/NAME", help="Upload it too, to this data set of the Hugging Face Hub.")
+@click.option(
+    "--dry-run", is_flag=True, help="Write and send nothing: show the files, where they would go, and the card."
+)
 def submit(
-    folder: Path, strategy: str | None, to: Path, about: Path | None, replaces: str, **fields: str | tuple[str, ...]
+    folder: Path,
+    strategy: str | None,
+    to: Path,
+    about: Path | None,
+    replaces: str,
+    pull_request: bool,
+    hub: str | None,
+    dry_run: bool,
+    **fields: str | tuple[str, ...],
 ) -> None:
     """Write the results of a run's FOLDER as a submission.
 
     The submission has the records of the strategy and of the baselines, with outcomes, the strategy's file, the machine
     and the suite, and who submits. In a terminal the command asks for what neither options nor the file say. The
-    submission names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
-    TO/<strategy>/<version> and prints the git commands that publish it, for the remotes of the clone. It refuses a
-    strategy without any result.
+    submission names a suite only if it has all cells of the suite. The command writes TO/<strategy>/<version> and
+    prints the git commands that publish it, for the remotes of the clone. It refuses a strategy without any result.
+
+    Without --pull-request and --hub nothing is uploaded. With them, the same command goes on where an earlier one was
+    interrupted, and uploads only what has changed. --hub takes the token of `hf auth login` or of HF_TOKEN.
 
     Cells of a task or model in another plugin file than the strategy's cannot be replayed from a submission.
     """
-    from sparsebench.publish.clone import git_steps
+    from sparsebench.publish.submission import check_replaced
     from sparsebench.publish.submission import submit as write_submission
 
+    if hub is not None:
+        from sparsebench.publish.hub import address_of
+
+        address_of(hub)  # a wrong name is refused before anything is written
     who = _about(about, {name: value for name, value in fields.items() if value})
-    verdict = write_submission(folder, to, strategy, who, replaces)
+    if dry_run:
+        with tempfile.TemporaryDirectory() as place:
+            verdict = write_submission(folder, Path(place), strategy, who)
+            if replaces:
+                check_replaced(to / verdict.strategy, replaces, who)
+            _preview(verdict, to, who, pull_request, hub)
+        return
+
+    verdict = write_submission(folder, to, strategy, who, replaces, again=pull_request or hub is not None)
     click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
     for note in verdict.notes:
         click.echo(note, err=True)
     if not who.authors:
         click.echo("it names no author: --author NAME, or authors in submission.toml, names them", err=True)
-    click.echo(git_steps(verdict))
+    if hub is not None:
+        _upload(verdict, hub)
+    if pull_request or hub is None:
+        _request(verdict, who, pull_request)
+
+
+def _request(verdict: Verdict, about: About, is_wanted: bool) -> None:
+    """Open the pull request of a submission; if it is not wanted or not possible, print the commands for it."""
+    from sparsebench.publish import pull_request
+    from sparsebench.publish.clone import git_steps
+
+    folder = Path(verdict.folder)
+    reason = pull_request.obstacle(folder) if is_wanted else ""
+    if reason:
+        click.echo(f"no pull request is opened: {reason}; these commands do the same", err=True)
+    if reason or not is_wanted:
+        click.echo(git_steps(verdict))
+        return
+    places = pull_request.places_of(folder, prepare=True)
+    click.echo(pull_request.request(verdict, about, places))
+    click.echo(f"the clone has still its branch; before you pull the merged submission, remove {folder}", err=True)
+
+
+def _upload(verdict: Verdict, name: str) -> None:
+    """Upload a submission to a data set of the Hub, and print its address."""
+    from sparsebench.publish import hub
+    from sparsebench.publish.card import card_of
+    from sparsebench.publish.submission import manifest_of
+
+    folder = Path(verdict.folder)
+    done = hub.upload(folder, verdict, card_of(folder, verdict, manifest_of(folder), name), name)
+    click.echo(done.address)
+    if not done.changed:
+        click.echo("it has the same files already; nothing was uploaded", err=True)
+
+
+def _preview(verdict: Verdict, to: Path, about: About, wants_request: bool, hub: str | None) -> None:
+    """Print what `submit` would write and send: the files, the branch and the request, the data set and its card."""
+    from sparsebench.publish import pull_request
+    from sparsebench.publish.clone import branch_of, git_steps, title_of
+    from sparsebench.publish.submission import files_of, manifest_of
+
+    written = Path(verdict.folder)
+    verdict.folder = str(to / verdict.strategy / verdict.version)
+    click.echo(f"would write {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}")
+    for path in files_of(written):
+        click.echo(f"  {path.relative_to(written).as_posix()}, {path.stat().st_size:,} bytes")
+    for note in verdict.notes:
+        click.echo(note)
+    if wants_request:
+        folder = Path(verdict.folder)
+        reason = pull_request.obstacle(folder)
+        if reason:
+            click.echo(f"would open no pull request: {reason}; these commands do the same\n{git_steps(verdict)}")
+        else:
+            places = pull_request.places_of(folder, prepare=False)
+            click.echo(
+                f"would push {branch_of(verdict)} to {places.head.page}, and ask {places.target.page} to pull it:"
+            )
+            click.echo(f"{title_of(verdict)}\n\n{pull_request.body_of(verdict, about)}")
+    if hub is not None:
+        from sparsebench.publish.card import card_of
+        from sparsebench.publish.hub import address_of
+
+        click.echo(f"would upload it to {address_of(hub)}, with this card as README.md:\n")
+        click.echo(card_of(written, verdict, manifest_of(written), hub))
 
 
 def _about(file: Path | None, given: dict[str, Any]) -> About:
@@ -365,7 +460,8 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
             file.write(canonical(record.model_dump(mode="json")).encode("ascii", "backslashreplace") + b"\n")
     else:
         text = codecs.getwriter("utf-8")(file)  # unlike a TextIOWrapper it never closes the file, which others flush
-        writer, checked = csv.writer(text, lineterminator="\n"), reports.read(folder)
+        writer = csv.writer(text, lineterminator="\n")
+        checked = reports.read(folder)
         unread = {table.CHECKSUM, *table.ITEM, *table.PARTS}
         shown = rows.select([name for name in rows.column_names if name not in unread])
         for number, row in enumerate(table.rows_of(shown)):

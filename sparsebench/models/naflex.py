@@ -34,13 +34,8 @@ class FixedNaFlex(VisionTransformer):
     """
 
     def __init__(self, naflex: Any, size: tuple[int, int]):
+        _refuse(naflex)
         embeds = naflex.embeds
-        if naflex.rope is not None:
-            raise UnsupportedError("NaFlexVit: it has rotary positions, which a VisionTransformer does not have")
-        if embeds.norm_input is not None:
-            raise UnsupportedError("NaFlexVit: it normalises the pixels of each patch before the projection")
-        if naflex.patch_drop is not None:
-            raise UnsupportedError("NaFlexVit: it drops patches itself (patch_drop_rate > 0)")
         super().__init__(
             img_size=size,
             patch_size=embeds.patch_size,
@@ -104,6 +99,16 @@ class FixedNaFlex(VisionTransformer):
         return positions
 
 
+def _refuse(naflex: Any) -> None:
+    """Raise UnsupportedError for parts that a VisionTransformer does not have."""
+    if naflex.rope is not None:
+        raise UnsupportedError("NaFlexVit: it has rotary positions, which a VisionTransformer does not have")
+    if naflex.embeds.norm_input is not None:
+        raise UnsupportedError("NaFlexVit: it normalises the pixels of each patch before the projection")
+    if naflex.patch_drop is not None:
+        raise UnsupportedError("NaFlexVit: it drops patches itself (patch_drop_rate > 0)")
+
+
 def of_one_size(model: Any, size: tuple[int, int]) -> Any:
     """Return a NaFlexViT as a VisionTransformer for images of (height, width) pixels; another model as it is."""
     return FixedNaFlex(model, size) if isinstance(model, NaFlexVit) else model
@@ -122,21 +127,17 @@ def convert(model: NaFlexVit, size: int | tuple[int, int] | None = None) -> tupl
         UnsupportedError: see `FixedNaFlex`.
     """
     name = type(model).__name__
-    if size is None:
-        size = model.embeds.default_img_size or (getattr(model, "pretrained_cfg", None) or {}).get("input_size", ())[1:]
-    if not size:
-        raise UserError(f"{name} takes images of any size", next_step="give one, image_size=SIDE")
-    height, width = pair(size)
+    height, width = pair(_size_of(model) if size is None else size)
     check_size(name, (height, width), pair(model.embeds.patch_size))
     fixed = FixedNaFlex(model, (height, width))
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, model.in_chans, height, width, generator=generator, dtype=torch.float64)
-    outputs = []
-    for network in (model, fixed):
-        with in_float64(network) as device:
-            outputs.append(network(images.to(device)))
-    largest = difference(outputs[1], outputs[0])
+    with in_float64(model) as device:
+        expected = model(images.to(device))
+    with in_float64(fixed) as device:
+        actual = fixed(images.to(device))
+    largest = difference(actual, expected)
     if not largest <= LIMIT:
         raise UserError(
             f"timm's VisionTransformer has other outputs than this {name}, so it is not used",
@@ -149,3 +150,12 @@ def convert(model: NaFlexVit, size: int | tuple[int, int] | None = None) -> tupl
         f"(limit {LIMIT:g})"
     )
     return fixed, line
+
+
+def _size_of(model: NaFlexVit) -> tuple[int, int]:
+    """Return the (height, width) for which a NaFlexViT was made; raise UserError if it is unknown."""
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    size = model.embeds.default_img_size or cfg.get("input_size", ())[1:]
+    if not size:
+        raise UserError(f"{type(model).__name__} takes images of any size", next_step="give one, image_size=SIDE")
+    return pair(size)

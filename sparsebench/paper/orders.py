@@ -280,6 +280,15 @@ SHARES = (
     Column("n_pairs", "pairs", "count", "pairs of strategies of these votes"),
     Column("sources", "sources", "text", "with how many sources of these votes most votes agree, of all"),
 )
+LEGEND = (
+    "Published: default schedules; auto: chosen ones. Training: whether networks were trained with the methods. "
+    "Baselines: run by the source, or copied in whole or in part.",
+    "Opposite: the board has the other order. No answer: the two do not differ significantly, or the better one spends "
+    "more. Not measured: the board lacks one of them.",
+    "Share that agrees: agrees / (agrees + opposite); a coin has 0.5. [ ]: 95 % interval over sources, whose votes "
+    "depend on each other.",
+    "Tables, pairs and sources are those of votes that agree or are opposite. Sources: in how many most votes agree.",
+)
 OPPOSITES = (
     Column("board", "board", "text", "folder of the board"),
     Column("section", "section", "text", "task, model and track"),
@@ -304,7 +313,7 @@ def report_on_boards(orders: Sequence[Order], boards: Mapping[str, Leaderboard])
     """Return the share of votes with which boards agree, and the opposite ones. Programs get every vote."""
     found = on_boards(votes_of(orders), boards)
     opposites = [_row_on_board(one) for one in found if one.word == OPPOSITE]
-    tables = [Table(_rows_of_shares(found), SHARES, "Votes of published orders", explained=True)]
+    tables = [Table(_rows_of_shares(found), SHARES, "Votes of published orders", legend=LEGEND)]
     if opposites:
         tables.append(Table(opposites, OPPOSITES, "Votes with the opposite order", main=False))
     notes = ["CSV and JSON have what each board says to each vote."]

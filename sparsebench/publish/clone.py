@@ -25,9 +25,25 @@ class Repository(NamedTuple):
     name: str
 
     @property
+    def path(self) -> str:
+        """Host, owner and name, as `gh` reads them."""
+        return f"{self.host}/{self.owner}/{self.name}"
+
+    @property
     def page(self) -> str:
         """Its page."""
-        return f"https://{self.host}/{self.owner}/{self.name}"
+        return f"https://{self.path}"
+
+
+def branch_of(verdict: Verdict) -> str:
+    """Return the branch of a submission."""
+    return f"submit-{verdict.strategy}-{verdict.version}"
+
+
+def title_of(verdict: Verdict) -> str:
+    """Return the title of a submission's commit and pull request."""
+    suite = f" for suite {verdict.suite}" if verdict.suite else ""
+    return f"Records of {verdict.strategy}{suite}"
 
 
 def git_steps(verdict: Verdict) -> str:
@@ -36,12 +52,11 @@ def git_steps(verdict: Verdict) -> str:
     With remotes `upstream` and `origin`, origin is the fork. With origin alone nothing says whether it is a fork, so
     the commands for both are given.
     """
-    branch = f"submit-{verdict.strategy}-{verdict.version}"
-    suite = f" for suite {verdict.suite}" if verdict.suite else ""
+    branch = branch_of(verdict)
     lines = [
         f"git switch -c {branch}",
         f"git add {shlex.quote(verdict.folder)}",
-        f"git commit -m {shlex.quote(f'Records of {verdict.strategy}{suite}')}",
+        f"git commit -m {shlex.quote(title_of(verdict))}",
     ]
     remotes = remotes_of(Path(verdict.folder))
     origin, upstream = remotes.get("origin"), remotes.get("upstream")
@@ -62,8 +77,11 @@ def git_steps(verdict: Verdict) -> str:
 
 
 def remotes_of(folder: Path) -> dict[str, Repository]:
-    """Return the remotes of the clone that has a folder, by name; {} outside a clone or without git."""
-    command = ["git", "-C", str(folder), "remote", "--verbose"]
+    """Return the remotes of the clone that has a folder, by name; {} outside a clone or without git.
+
+    The folder itself may be missing.
+    """
+    command = ["git", "-C", str(nearest(folder)), "remote", "--verbose"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -75,3 +93,8 @@ def remotes_of(folder: Path) -> dict[str, Repository]:
         if match is not None:
             remotes.setdefault(name, Repository(match["host"], match["owner"], match["name"]))
     return remotes
+
+
+def nearest(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

@@ -28,6 +28,8 @@ from sparsebench.records import manifests
 from sparsebench.records.manifests import MANIFEST, OWN, SuiteEntry
 from sparsebench.records.record import Value, canonical
 
+TITLE = "Submissions to the token sparsification leaderboard"
+"""Title of the page of all submissions."""
 WITHDRAWN = "withdrawn.json"
 MOST_AUTHORS = 2
 """Largest number of authors that a row names."""

@@ -104,7 +104,7 @@ class Traits(NamedTuple):
         changes_maps: see `Strategy.changes_maps`.
     """
 
-    site: str
+    site: Site
     needs: Collection[str] = ()
     schedule: Schedule = "stages"
     most: float = 1.0

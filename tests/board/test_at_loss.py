@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 from flats import Flat, budgeted, flat
 
-from sparsebench.board import at_loss, views
+from sparsebench.board import at_loss, picture, views
+from sparsebench.board.board import Board
 from sparsebench.board.judge import judge
 from sparsebench.board.tables import render
 from sparsebench.cli import main
+from sparsebench.errors import UserError
 from sparsebench.stats.curves import speed_at_loss
 from sparsebench.stats.paired import Results
 from sparsebench.strategy.budget import Budget
@@ -131,3 +133,23 @@ def test_the_command_has_the_loss_and_refuses_it_elsewhere() -> None:
     assert result.exit_code == 0, result.output
     assert "at -5 points" in result.stdout
     assert CliRunner().invoke(main, words).exit_code == 2
+
+
+def test_the_picture_over_images_per_second_has_timed_strategies_alone() -> None:
+    """A strategy that is slower than dense begins left of it."""
+    slow = records("slow", {0.7: (0.86, 800.0), 0.5: (0.8, 1500.0)})
+    untimed = [row | {"images_per_s": None} for row in records("untimed", MINE)]
+    judged = judge([*DENSE, *records("mine", MINE), *slow, *untimed])
+    (axis,) = picture.over_speed(Board(judged, judged)).axes
+    lines = {line.get_label(): np.asarray(line.get_xdata()).tolist() for line in axis.lines}
+    assert lines["mine"] == pytest.approx([1, 1.25, 2]) and lines["slow"] == pytest.approx([1, 0.8, 1.5])
+    assert "untimed" not in lines
+    assert axis.get_xlim()[0] == pytest.approx(0.8) and axis.get_xlim()[1] > 2
+    with pytest.raises(UserError, match="untimed"):
+        picture.over_speed(Board(judged, judged), ["untimed"])
+
+
+def test_a_board_without_speeds_has_no_such_picture() -> None:
+    judged = judge([row | {"images_per_s": None} for row in [*DENSE, *records("mine", MINE)]])
+    with pytest.raises(UserError, match="images/s"):
+        picture.over_speed(Board(judged, judged))

@@ -224,7 +224,7 @@ def test_what_the_table_shows_is_copied(opened: Open) -> None:
     assert len(lines) == 3 and 'a\\|b,"c" d' in lines[2] and "40.0 [39.0, 41.0]" in lines[2]
     (copied,) = csv.DictReader(io.StringIO(copy("CSV")))
     assert copied["strategy"] == 'a|b,"c"\nd' and copied["accuracy, %"] == "40.0 [39.0, 41.0]"
-    page.get_by_text("BibTeX of the strategies").click()
+    page.get_by_text("BibTeX of sparsebench").click()
     page.get_by_role("button", name="Copy", exact=True).click()
     until(page, lambda: page.locator("#copied").inner_text() == "Copied as BibTeX.")
     assert page.evaluate("navigator.clipboard.readText()") == board.bibtex[0]
@@ -388,6 +388,20 @@ def test_where_a_policy_forbids_the_scripts_the_page_says_so(chromium: Any, open
     assert said_in(opened(over_budgets()), "did not run") == 0
 
 
+def test_in_a_frame_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None:
+    source = html.escape(render(over_budgets()).decode())
+    (tmp_path / "site.html").write_text(
+        f'<iframe sandbox width="900" height="800" srcdoc="{source}"></iframe>', "utf-8"
+    )
+    page = chromium.new_page()
+    page.goto((tmp_path / "site.html").as_uri())
+    inner = page.frame_locator("iframe")
+    said = inner.locator("#best + p")
+    said.wait_for()
+    assert "script" in said.inner_text() and inner.locator("#best tbody tr").count() == 4
+    page.close()
+
+
 def said_in(page: Any, words: str) -> int:
     """Return how many visible paragraphs of a page contain the words."""
     return sum(words in text for text in page.locator("p:visible").all_inner_texts())
@@ -455,3 +469,56 @@ def test_a_wide_table_says_that_it_is_cut_and_a_narrow_one_does_not(opened: Open
 def test_with_an_address_of_the_documentation_the_page_links_to_it() -> None:
     links = [a["href"] for tag, a in Seen(render(single(), "../..").decode()).tags if tag == "a"]
     assert "../../understand/judging.html" in links
+
+
+def test_points_of_the_chart_are_reached_with_the_keyboard_and_have_their_values_as_names(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"), "#on=one&on=two")
+    stops = page.locator("#plot [role=button]")
+    assert page.locator("#plot [tabindex='0']").count() == 1
+    page.locator("#axis").focus()
+    page.keyboard.press("Tab")
+    seen: set[str] = set()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowLeft", "ArrowDown", "ArrowRight"):
+        label = page.evaluate("document.activeElement.getAttribute('aria-label')")
+        seen.add(label)
+        tip = page.locator("#tip").inner_text()
+        assert label.split(",")[0] == tip.split("\n")[0] and re.search(r"accuracy[^;]*\d", label)
+        page.keyboard.press(key)
+    assert len(seen) == 7 <= stops.count() and {"one", "two"} <= {label.split(",")[0] for label in seen}
+    while not (label := page.evaluate("document.activeElement.getAttribute('aria-label')")).startswith("two,"):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert named(page) == ["one"]
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "button"  # the focus stays in the chart
+
+
+def test_tables_have_captions_and_heads_of_rows_and_columns(opened: Open) -> None:
+    for page in (opened(over_budgets("one", "two")), opened(single())):
+        tables = page.locator("table").all()
+        assert tables
+        for table in tables:
+            assert table.locator("caption").inner_text().strip()
+            assert table.locator("thead th").count() == table.locator("thead th[scope=col]").count() > 0
+            for line in table.locator("tbody tr").all():
+                assert line.locator("th[scope]").count() == 1
+
+
+def test_a_preview_of_the_page_has_its_title_and_the_best() -> None:
+    tags = Seen(render(over_budgets(HOSTILE[0], "two"), title='a "title" <b>').decode()).tags
+    said = {a["property"]: a["content"] or "" for tag, a in tags if tag == "meta" and "property" in a}
+    assert said["og:title"] == 'a "title" <b>' and HOSTILE[0] in said["og:description"]
+    assert "%" in said["og:description"] and not any(tag == "b" for tag, _ in tags)
+
+
+def test_without_several_budgets_the_accuracy_is_visible_on_a_narrow_screen_too(opened: Open) -> None:
+    page = opened(single(), **NARROW)
+    box = page.locator("#table tr:has(th:text-is('mine')) td.accuracy").bounding_box()
+    assert box["x"] + box["width"] <= 390
+
+
+def test_entries_of_one_strategy_are_named_by_the_parameters_in_which_they_differ(opened: Open) -> None:
+    page = opened(over_budgets("m(a=1,b=(2,3),c=x)", "m(a=4,b=(2,3),c=x)", "other(a=1,b=2)"))
+    for place in ("#names label", "#table tbody th.strategy", "#plot text.name"):
+        texts = {text.strip() for text in page.locator(place).all_text_contents()}
+        assert {"m(a=1)", "m(a=4)", "other(a=1,b=2)"} <= texts, place
+    assert page.locator("#table th[title='m(a=1,b=(2,3),c=x)']").count() == 1

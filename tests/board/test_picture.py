@@ -115,6 +115,12 @@ def test_named_lines_differ_in_colour_or_dash() -> None:
         picture.curves(*board(many | {"more": (1, 1, 1)}), TITLE, [*many, "more"])
 
 
+def test_entries_of_one_strategy_are_named_by_the_parameters_in_which_they_differ() -> None:
+    losses = {"m(a=1,b=(2,3))": (0.1, 0.2, 0.3), "m(a=4,b=(2,3))": (1, 2, 3), "n(a=1,b=2)": (2, 3, 4)}
+    texts = boxes(picture.curves(*board(losses | REFERENCES), TITLE, list(losses)))
+    assert {"m(a=1)", "m(a=4)", "n(a=1,b=2)"} <= set(texts) and not {*losses} & set(texts) - {"n(a=1,b=2)"}
+
+
 def test_the_best_lines_are_named_and_others_are_grey() -> None:
     """The best at small budgets and of the best ranks are named and others are grey."""
     rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}

@@ -108,7 +108,8 @@ def test_json_is_strict_and_has_every_column() -> None:
 def test_csv_gives_every_value_back() -> None:
     header, *lines = csv.reader(io.StringIO(render(ROWS, "csv", NOTES)))
     assert header == list(COLUMNS) and len(lines) == len(ROWS)
-    for expected, line in zip(ROWS, lines, strict=True):
+    rows = [ROWS[0] | {"rank": "1 to 3"}, *ROWS[1:]]  # 1-3 would be a date
+    for expected, line in zip(rows, lines, strict=True):
         for value, text in zip(expected.values(), line, strict=True):
             assert text == "" if value is None else type(short(value))(text) == short(value)
 
@@ -225,3 +226,21 @@ def test_every_column_of_a_published_board_is_described() -> None:
     numbers = [key for column in columns.ALWAYS_SHOWN if column.shown != "text" for key in column.keys]
     assert all(pd.api.types.is_numeric_dtype(nothing[key]) for key in numbers)
     assert not table.isin(["yes", "no", "not reached"]).any(axis=None)
+
+
+def test_entries_of_one_strategy_in_latex_have_the_parameters_in_which_they_differ() -> None:
+    """The legend has those that they have in common."""
+    names = ["m(a=1,b=(2,3),c=x)", "m(a=4,b=(2,3),c=x)", "other(a=1)", "dense"]
+    rows = [{"strategy": name, "accuracy": 0.5} for name in names]
+    table = Table(rows, [columns.BY_KEY["strategy"], columns.BY_KEY["accuracy"]])
+    text = write(table, "latex")
+    assert "m(a=1) &" in text and "m(a=4) &" in text and "other(a=1) &" in text
+    assert text.count("b=(2,3)") == 1 and text.count("c=x") == 1
+    assert names[0] in write(table, "csv")
+
+
+def test_a_range_of_ranks_is_no_date_for_a_spreadsheet() -> None:
+    rows = [{"rank": rank, "strategy": name} for rank, name in (("1-7", "a"), ("12", "b"), ("2-3", "1-2"))]
+    shown = [columns.BY_KEY["rank"], columns.BY_KEY["strategy"]]
+    lines = list(csv.reader(io.StringIO(write(Table(rows, shown), "csv"))))
+    assert lines[1:] == [["1 to 7", "a"], ["12", "b"], ["2 to 3", "1 to 2"]]

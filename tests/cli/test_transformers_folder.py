@@ -60,6 +60,7 @@ def test_features_are_those_of_the_model_for_pictures_normalised_as_its_processo
         assert np.allclose(features, tokens[0, 0].numpy(), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.9 warns about its own reading
 @pytest.mark.parametrize("size", [[], ["--image-size", 48]])
 def test_a_network_is_exported(place, tmp_path, size):
     file = tmp_path / "sparse.pt2"

@@ -309,6 +309,14 @@ def test_a_folder_with_another_configuration_is_refused_in_one_line(kind, change
     assert "\n" not in str(caught.value)
 
 
+def test_weights_that_are_not_finite_are_not_another_network():
+    model = model_of("DINOv2")
+    with torch.no_grad():
+        model.encoder.layer[1].mlp.fc1.bias[0] = float("nan")
+    with pytest.raises(UserError, match=r"not finite.*check its weights"):
+        sparsebench.apply(model, "tome", macs=1)
+
+
 def test_a_pooler_that_is_not_in_the_folder_is_not_invented(tmp_path):
     model = transformers.ViTModel(model_of("ViT").config, add_pooling_layer=False).eval()
     network = timm_model(f"hf:{folder_of(model, tmp_path / 'model')}", None)

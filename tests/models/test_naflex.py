@@ -66,7 +66,6 @@ def test_the_blocks_are_those_of_the_model():
     [
         ({"rope_type": "axial"}, "rotary positions"),
         ({"patch_drop_rate": 0.5}, "drops patches itself"),
-        ({"attn_type": "rope", "attn_gated": True}, "gate"),
     ],
 )
 def test_what_a_vision_transformer_does_not_have_is_refused(more, message):

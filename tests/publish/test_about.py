@@ -14,7 +14,8 @@ import forge
 import pytest
 from commands import call
 
-from sparsebench.publish.submission import MANIFEST, manifest_of, verify
+from sparsebench.publish.about import About
+from sparsebench.publish.submission import MANIFEST, manifest_of, submit, verify
 
 pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
@@ -121,3 +122,13 @@ def test_a_terminal_is_asked_and_asked_again(out: Path, tmp_path: Path) -> None:
     about = manifest_of(submission_in(tmp_path / "to")).about
     assert (about.authors, about.affiliation, about.paper) == (("Ada L.", "Bo"), "", "https://p.example/1")
     assert (about.code, about.licence, about.note) == ("", "MIT", "a note")
+
+
+def test_an_author_is_part_of_the_folder_so_that_groups_do_not_meet(out: Path, tmp_path: Path) -> None:
+    folders = set()
+    for name in ("Ada One", "Bo Two", "Zoë Ünal / 2", "李小龙", "王芳", "../x"):
+        verdict = submit(out, tmp_path, about=About(authors=(name,)))
+        folders.add(verdict.folder)
+        assert verify(Path(verdict.folder), placed=True).badge == "reported"
+        assert Path(verdict.folder).name.isascii() and Path(verdict.folder).parent == tmp_path / "norm"
+    assert len(folders) == 6

@@ -179,3 +179,15 @@ def test_forged_submissions_have_no_rows(place: Path, tmp_path: Path) -> None:
     shutil.rmtree(theirs)
     shutil.move(forged, theirs)
     assert "theirs" not in {row["strategy"] for row in rows_of(submissions)}
+
+
+def test_a_curve_of_another_schedule_says_who_reported_it(tmp_path: Path) -> None:
+    """The records have tome with chosen and with default schedules."""
+    quick = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
+    for about in (FIRST, SECOND):
+        submit(quick, tmp_path, "tome", about)
+    text = call("leaderboard", tmp_path, "--format", "md", "--wide").stdout
+    curves = [line for line in text.splitlines() if "| tome by" in line and "default schedule |" in line]
+    cells = [[cell.strip() for cell in line.split("|")] for line in curves]
+    assert any("Bo Two" in of_line for of_line in cells)
+    assert any(cell.startswith("Ada ") for of_line in cells for cell in of_line)

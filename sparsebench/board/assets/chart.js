@@ -89,7 +89,7 @@ function ticksOf(low, high, most) {
 }
 
 /** Draw lines into an element: chosen lines with colours and names, references, and all others in grey. */
-function drawLines(place, { lines, on, axis, onHover, toggle }) {
+function drawLines(place, { lines, on, axis, describe, onHover, toggle }) {
   const shown = lines.filter((line) => on.includes(line.name) || REFERENCES.has(line.name));
   const named = shown.length ? shown : lines;
   const width = Math.max(300, place.clientWidth),
@@ -112,7 +112,7 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
     line.points.map((p, k) => `${k ? "L" : "M"}${x(p.x).toFixed(1)} ${y(p.y).toFixed(1)}`).join("");
   const last = ({ name, points }) => `${name} ${signed(points.at(-1).y)} points at ${+points.at(-1).x.toFixed(2)}`;
   const label = `Accuracy against dense over ${AXES[axis]}: ${named.map(last).join("; ")}.`;
-  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label });
   const mark = (line, style, left, high) => {
     const [d, transform] = [SHAPES[on.indexOf(line.name) % 6], `translate(${left} ${high}) scale(.8)`];
     return svg("path", { class: `mark ${style.class}`, d, transform });
@@ -183,7 +183,54 @@ function drawLines(place, { lines, on, axis, onHover, toggle }) {
     const point = near(event);
     if (point) toggle(point.line.name);
   });
+  const stops = stopsOf(named, {
+    seen,
+    describe,
+    toggle,
+    position: (p) => [x(p.x), y(p.y)],
+    onFocus: (stop) => {
+      hover.setAttribute("d", stop ? path(stop.line) : "");
+      onHover(stop && { ...stop, left: x(stop.point.x), top: y(stop.point.y) });
+    },
+  });
+  const focused = document.activeElement?.dataset?.stop;
+  picture.append(...stops);
   place.replaceChildren(picture);
+  if (focused) (stops.find((stop) => stop.dataset.stop === focused) ?? stops[0])?.focus();
+}
+
+/** Return an element for each visible point. Tab reaches one of them, arrow keys go to the others, and Enter toggles. */
+function stopsOf(named, { seen, describe, toggle, position, onFocus }) {
+  const rows = named.map((line) => line.points.filter((p) => p.row && seen(p))).filter((points) => points.length);
+  const made = new Map();
+  const go = (row, k) => {
+    const points = rows[(row + rows.length) % rows.length];
+    made.get(points[Math.max(0, Math.min(k, points.length - 1))]).focus();
+  };
+  rows.forEach((points, row) =>
+    points.forEach((point, k) => {
+      const line = named.find((line) => line.points.includes(point));
+      const [cx, cy] = position(point);
+      const stop = svg("circle", { class: "stop", cx, cy, r: 8, role: "button", "aria-label": describe(point.row) });
+      stop.dataset.stop = `${line.name} ${k}`;
+      stop.tabIndex = made.size ? -1 : 0;
+      stop.addEventListener("focus", () => {
+        for (const other of made.values()) other.tabIndex = other === stop ? 0 : -1;
+        onFocus({ line, point });
+      });
+      stop.addEventListener("blur", () => onFocus());
+      stop.addEventListener("keydown", (event) => {
+        const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+        const [down, right] = moves[event.key] ?? [0, 0];
+        if (down || right) go(row + down, k + right);
+        else if (["Enter", " "].includes(event.key)) toggle(line.name);
+        else return;
+        event.preventDefault();
+      });
+      made.set(point, stop);
+    }),
+  );
+  return [...made.values()];
 }
 
 /** Return the style of a line: by its position among the chosen lines, all different, or that of a reference. */
@@ -240,10 +287,11 @@ function dots(setting, column, wide) {
   });
   const head = make("tr", {}, make("th", { scope: "col" }, "strategy"));
   head.append(make("th", { scope: "col", class: "number" }, column.heading));
-  head.append(make("th", { scope: "col", class: "wide", "aria-label": "drawn" }, scale));
+  head.append(make("th", { scope: "col", class: "wide" }, make("span", { class: "hidden" }, "drawn"), scale));
   const lacking = [...new Set(setting.rows.filter((row) => row[key] == null).map((row) => row.strategy))];
   const more = rows.length > MOST_DOTS ? `${rows.length - MOST_DOTS} more are not drawn. ` : "";
   const lack = lacking.length ? `Not measured: ${clip_(lacking.join(", "), 400)}.` : "";
-  const table = make("table", { class: "dots" }, make("thead", {}, head), make("tbody", {}, ...body));
+  const caption = make("caption", { class: "hidden" }, `${column.heading}: ${setting.title}`);
+  const table = make("table", { class: "dots" }, caption, make("thead", {}, head), make("tbody", {}, ...body));
   return [table, make("p", { class: "soft" }, more + lack)];
 }

@@ -113,7 +113,8 @@
     if (!axis) return at("plot").replaceChildren(...(accuracy ? dots(setting, accuracy, wide()) : []));
     const lines = linesOf(setting, axis);
     const named = on.filter((name) => lines.some((line) => line.name === name)).slice(0, MOST);
-    drawLines(at("plot"), { lines, on: named, axis, onHover: (nearest) => tip(setting, nearest), toggle });
+    const describe = (row) => [row.strategy, ...valuesOf(setting, row)].join(", ");
+    drawLines(at("plot"), { lines, on: named, axis, describe, onHover: (nearest) => tip(setting, nearest), toggle });
     const references = lines.filter(({ name }) => REFERENCES.has(name) && !named.includes(name));
     at("colours").textContent = address.has("on") ? "the chosen strategies" : setting.colours;
     say(at("legend"), new Set([
@@ -142,15 +143,20 @@
       sentence("Not drawn because they cost more than dense", costly) + sentence("Not measured on this axis", unknown);
   }
 
+  /** Return the values of a point of the chart as texts. */
+  function valuesOf(setting, row) {
+    const wanted = ["macs_ratio", "speed_up", "accuracy", "accuracy_delta", "random_delta"];
+    const columns = setting.columns.filter(({ key }) => wanted.includes(key) && row[key] != null);
+    return columns.map((column) => `${column.heading}: ${format(row, column)}`);
+  }
+
   function tip(setting, nearest) {
     at("tip").hidden = !nearest;
     if (!nearest) return;
     const { row } = nearest.point;
-    const wanted = ["macs_ratio", "speed_up", "accuracy", "accuracy_delta", "random_delta"];
-    const lines = setting.columns.filter(({ key }) => wanted.includes(key) && row[key] != null);
     at("tip").replaceChildren(
       make("strong", {}, clip_(row.strategy, 40)),
-      ...lines.map((column) => make("div", {}, `${column.heading}: ${format(row, column)}`)),
+      ...valuesOf(setting, row).map((text) => make("div", {}, text)),
     );
     const { clientWidth } = at("plot");
     const beside = nearest.left > clientWidth / 2 ? nearest.left - at("tip").offsetWidth - 14 : nearest.left + 14;

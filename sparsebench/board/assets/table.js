@@ -27,8 +27,39 @@ function clip_(text, most) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}\u2026` : text;
 }
 
+/** Return names in which entries of one strategy have only the parameters that tell them apart. */
+function entryNames(names) {
+  const partsOf = (name) => {
+    const [, strategy, parameters, rest] = /^(\w+)(?:\(((?:[^()]|\([^()]*\))*)\))?((?:,| by )[^]*)?$/.exec(name) ?? [null, name];
+    return { strategy, parameters: parameters ? parameters.split(/,(?![^(]*\))/) : [], rest: rest ?? "" };
+  };
+  const entries = new Map();
+  for (const name of names) {
+    const { strategy } = partsOf(name);
+    if (!entries.has(strategy)) entries.set(strategy, new Map());
+    entries.get(strategy).set(name, partsOf(name));
+  }
+  const shorter = new Map();
+  for (const [strategy, ofNames] of entries) {
+    const lists = [...ofNames.values()].map(({ parameters }) => parameters);
+    const areEqual = lists.every((parameters) => String(parameters) === String(lists[0]));
+    const common = areEqual ? [] : lists[0].filter((one) => lists.every((parameters) => parameters.includes(one)));
+    for (const [name, { parameters, rest }] of ofNames) {
+      const left = parameters.filter((one) => !common.includes(one));
+      shorter.set(name, `${strategy}${left.length ? `(${left})` : ""}${rest}`);
+    }
+  }
+  return shorter;
+}
+
 /** Return a text of at most `most` characters for each name; different names have different texts. */
 function shortNames(names, most) {
+  const texts = entryNames(names);
+  const cut = cutNames([...texts.values()], most);
+  return new Map([...texts].map(([name, text]) => [name, cut.get(text)]));
+}
+
+function cutNames(names, most) {
   const letters = new Map(names.map((name) => [name, Array.from(name)]));
   const short = new Map(names.map((name) => [name, clip_(name, most)]));
   const alike = () => {
