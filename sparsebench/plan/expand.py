@@ -107,7 +107,7 @@ def variants_of_task(
         if entry.is_probe:
             task, training_pictures = task.for_probe(places, located.files.skip_bad)
             places |= training_pictures
-        elif isinstance(task, Patches):
+        elif isinstance(task, Patches) and not request.single:  # pictures of kept tokens need no probe
             raise UserError(
                 f"task '{task.name}' is for probes, which predict patches", next_step="choose --suite patches or probe"
             )
