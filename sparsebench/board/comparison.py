@@ -35,6 +35,11 @@ TRACKS = {
     "scratch": "trained with the strategy",
 }
 """Descriptions of the networks of each track."""
+HEADS = {
+    "dense": "frozen; one linear head for all strategies is learned on patches of training images without a strategy",
+    "own": "frozen; a linear head is learned on the patches of training images with each strategy",
+}
+"""The same for predicted patches, by the parameter `head` of the task."""
 SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
 """Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
@@ -439,6 +444,8 @@ def about(comparison: Comparison) -> str:
     """Return one sentence on the data, and one on the networks and the track."""
     dense = dense_of(comparison.tested)
     track = TRACKS.get(comparison.track, comparison.track)
+    if comparison.labels_patches:
+        track = HEADS.get(str(comparison.params[0].get("head")), track)
     networks = _about_networks(comparison, dense)
     text = f"Data: {_about_data(comparison, dense)}. {networks}, {track} (track {comparison.track})."
     if comparison.learned_classes:

@@ -159,7 +159,8 @@ def _standings(comparison: Comparison) -> list[Standing]:
     every = comparison.entries[["strategy", "kind", "asked", "form"]].join(means)
     complete = ~every.index.isin(comparison.common.incomplete) & every["accuracy"].notna() & every["macs_ratio"].notna()
     rows = every[complete & (every["strategy"] != DENSE) & (every["kind"] != "oracle") & (every["asked"] < 1)]
-    default, chosen = rows[rows["form"] == ""], rows[rows["form"] == AUTO]
+    default = rows[rows["form"] == ""]
+    chosen = rows[rows["form"] == AUTO]
     standings = [Standing(comparison, "published", default)]
     if len(chosen):
         # A strategy with one schedule, such as those at the input, has the same rows at chosen schedules.

@@ -248,8 +248,10 @@ def curves(
     others = [line for name, line in lines.items() if name not in looks]
     bottom = _bottom(named)
 
-    notes = [f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy."]
-    notes.append("Bars: 95 % intervals of differences. The vertical axis is stretched near dense.")
+    notes = [
+        f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy.",
+        "Bars: 95 % intervals of differences. The vertical axis is stretched near dense.",
+    ]
     notes += _notes_on_others(others, bottom)
     if not strategies:
         notes.append(f"In colour: {named_by_default(rows, third_party)}.")
@@ -313,7 +315,8 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
 def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style.Series | None) -> None:
     """Draw one quantity of a strategy over MACs in percent, from dense on; a chosen one with its intervals, if any."""
     points = points.sort_values("macs_ratio_with_gap", ascending=False)
-    x, y = points["macs_ratio_with_gap"].to_numpy(float), 100 * points[key].to_numpy(float)
+    x = points["macs_ratio_with_gap"].to_numpy(float)
+    y = 100 * points[key].to_numpy(float)
     if look is None:
         axis.plot(x, y, color=style.PALE, linewidth=style.THIN, zorder=1)
         return
@@ -527,7 +530,8 @@ def _best(order: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 @contextmanager
 def sheet(width: str) -> Iterator[None]:
     """Draw with the style sheet of boards, with fonts for one of `style.COLUMNS`."""
-    size, names = style.SIZES[width], ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
+    size = style.SIZES[width]
+    names = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
     sizes = dict.fromkeys((*names, "legend.fontsize", "figure.titlesize"), size) | {"figure.labelsize": size - 1}
     with style.sheet(**{"text.parse_math": False} | sizes):
         yield
@@ -602,7 +606,8 @@ def fit(axis: Axes, bottom: float, top: float) -> None:
     """Set the limits of the vertical axis, in points, with ticks that do not overlap."""
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))
-    low, high = place(bottom) - room, place(top) + room
+    low = place(bottom) - room
+    high = place(top) + room
     axis.set_ylim(LINEAR * math.sinh(low), LINEAR * math.sinh(high))
     ticks: list[float] = []
     for tick in TICKS:

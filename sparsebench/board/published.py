@@ -435,4 +435,6 @@ def _column(column: Column, heading: str, first: Collection[str]) -> dict[str, A
 def _value(row: Row, key: str) -> Any:
     """Return a row's value for JSON, rounded to DIGITS; None if not ranked."""
     value = file_value(row, key)
-    return None if value == NOT_RANKED else float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    if value == NOT_RANKED:
+        return None
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -251,8 +251,11 @@ def _with_values(judged: Leaderboard, values: Mapping[str, Mapping[str, str]]) -
 
     def added(rows: pd.DataFrame) -> pd.DataFrame:
         of_rows = [_values_of(str(name), values) for name in rows["strategy"]]
-        columns = {key: [of_row.get(key) or None for of_row in of_rows] for key in (column.key for column in COLUMNS)}
-        return rows.assign(**{key: pd.Series(column, rows.index, dtype=object) for key, column in columns.items()})
+        columns = {}
+        for column in COLUMNS:
+            texts = [of_row.get(column.key) or None for of_row in of_rows]
+            columns[column.key] = pd.Series(texts, rows.index, dtype=object)
+        return rows.assign(**columns)
 
     rankings = []
     for ranking in judged.rankings:
@@ -329,17 +332,21 @@ def one_board(boards: Sequence[Shared], notes: Sequence[str]) -> Board:
     lines = [f"{title}: {note}" for title, board, _ in boards for note in board.notes]
     papers: dict[str, tuple[str, str]] = {}
     environments: dict[str, Mapping[str, str]] = {}
+    entries: list[str] = []
+    third_party: set[str] = set()
     for _, board, _ in boards:
         papers |= board.papers
         environments |= board.environments
+        entries += board.bibtex
+        third_party |= board.third_party
     return Board(
         _joined(judged),
         _joined(by_task),
         notes=[*notes, *dict.fromkeys(lines)],
-        bibtex=once(dict.fromkeys(entry for _, board, _ in boards for entry in board.bibtex)),
+        bibtex=once(dict.fromkeys(entries)),
         environments=environments,
         papers=papers,
-        third_party=frozenset[str]().union(*(board.third_party for _, board, _ in boards)),
+        third_party=frozenset(third_party),
     )
 
 

@@ -25,7 +25,22 @@ LINES = 45
 STRATEGY = "strategy"
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
-STAY = ("task", "rank", "strategy", "variant", "authors", "budget", "accuracy", "kept_accuracy", "told")
+STAY = (
+    "task",
+    "rank",
+    "strategy",
+    "variant",
+    "authors",
+    "budget",
+    "accuracy",
+    "kept_accuracy",
+    "told",
+    "spearman",
+    "agrees",
+    "opposite",
+    "better",
+    "worse",
+)
 """Keys of columns that narrow terminals keep."""
 MINOR = ("n_train", "kind", "trained", "parameters")
 """Keys of columns that narrow terminals leave out first."""
@@ -171,8 +186,12 @@ def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
 
 def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     """Return the columns for people in which some row has a value; if there are no rows, all columns for people."""
+
+    def has_value(column: Column) -> bool:
+        return any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)
+
     visible = [column for column in columns if column.tables]
-    return [c for c in visible if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
+    return [column for column in visible if has_value(column)] if rows else visible
 
 
 def legend_of(table: Table, columns: Sequence[Column]) -> list[str]:
@@ -193,13 +212,15 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
     """Return the tables and notes of a report in a style of tabulate, with escaped texts."""
     parts: list[str] = []
     for table in report.tables:
-        rows, columns = table.rows, choice.of(table, table.shown)
+        rows = table.rows
+        columns = choice.of(table, table.shown)
         if style == "simple" and choice.width is not None:
             rows, columns = fit(rows, columns, choice.width)
         lines: list[Any] = [[_text_in_cell(row, column, style, escape) for column in columns] for row in rows]
         for place in reversed(_rules(table, rows)) if style == "simple" else ():
             lines.insert(place, SEPARATING_LINE)
-        headings, sides = [escape(column.title) for column in columns], [side(column) for column in columns]
+        headings = [escape(column.title) for column in columns]
+        sides = [side(column) for column in columns]
         text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
         texts = (table.title, table.above, table.below, *legend_of(table, columns))
         title, above, below, *legend = (escape(words, code=True) for words in texts)
@@ -251,8 +272,15 @@ _LATEX = str.maketrans(
 
 def _latex_text(text: str) -> str:
     """Return a text for LaTeX, with question marks for characters beyond Latin-1, which pdflatex's fonts lack."""
-    visible = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
+    visible = "".join(map(_visible, text))
     return visible.encode("latin-1", "replace").decode("latin-1").translate(_LATEX)
+
+
+def _visible(letter: str) -> str:
+    """Return a character, a blank for one of its kinds, or a question mark for one that cannot be printed."""
+    if letter.isspace():
+        return " "
+    return letter if letter.isprintable() else "?"
 
 
 def _latex(report: Report, choice: Choice) -> str:
@@ -288,7 +316,7 @@ def _with_entry_names(table: Table) -> Table:
     shorter, shared = entry_names(names)
     if not shared:
         return table
-    rows = [row | {STRATEGY: shorter.get(row.get(STRATEGY), row.get(STRATEGY))} for row in table.rows]
+    rows = [{**row, STRATEGY: shorter[row[STRATEGY]]} if row.get(STRATEGY) in shorter else row for row in table.rows]
     legend = [f"All rows of {strategy} have {parameters}." for strategy, parameters in shared.items()]
     return table._replace(rows=rows, legend=[*table.legend, *legend])
 
@@ -337,7 +365,8 @@ def _latex_cell(row: Row, column: Column, bold: bool) -> str:
 
 
 def _csv(report: Report, choice: Choice) -> str:
-    keys, out = keys_of(choice.of(report.data, report.data.columns)), io.StringIO()
+    keys = keys_of(choice.of(report.data, report.data.columns))
+    out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(keys)
     writer.writerows([[cell(value) for value in _values(row, keys).values()] for row in report.data.rows])
@@ -352,8 +381,11 @@ def _json(report: Report, choice: Choice) -> str:
 
 def _values(row: Row, keys: Sequence[str]) -> Row:
     """Return a row's values for files, rounded to DIGITS."""
-    values = {key: file_value(row, key) for key in keys}
-    return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in values.items()}
+    values: Row = {}
+    for key in keys:
+        value = file_value(row, key)
+        values[key] = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return values
 
 
 def cell(value: Any) -> Any:

@@ -410,7 +410,11 @@ def only(report: Report | Table, strategies: Sequence[str]) -> Report:
     if isinstance(report, Table):
         report = Report([report], report)
     tables = [*report.tables, report.data]
-    check_names(strategies, [name for table in tables for row in table.rows for name in _strategies_of(row)])
+    names: list[str] = []
+    for table in tables:
+        for row in table.rows:
+            names += _strategies_of(row)
+    check_names(strategies, names)
     parts = []
     for table in tables:
         rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in _strategies_of(row))]
@@ -446,7 +450,8 @@ def pairs(rankings: Iterable[Ranking]) -> Table:
 
 def _pairs(ranking: Ranking) -> pd.DataFrame:
     i, j = np.triu_indices(len(ranking.rows), 1)
-    measured, turned = ~np.isnan(ranking.pairs.mean[i, j]), ranking.pairs.mean[i, j] < 0
+    measured = ~np.isnan(ranking.pairs.mean[i, j])
+    turned = ranking.pairs.mean[i, j] < 0
     i, j = np.where(turned, j, i)[measured], np.where(turned, i, j)[measured]
     mean, half = ranking.pairs.mean[i, j], ranking.pairs.half[i, j]
     numbers = {

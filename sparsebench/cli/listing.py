@@ -73,11 +73,20 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
 
     rows = []
     for entry in registry.strategies():
-        cls, source = entry.cls, f"{entry.origin.distribution} {entry.origin.version}".strip()
-        needs, trained = ", ".join(sorted(cls.needs)), "yes" if cls.trained else "fits" if cls.fits() else "no"
-        variant = "variant" if cls.variant else ""
-        what = first_line(cls), cls.citation
-        values = cls.name, cls.kind, cls.site, needs, trained, exportable(cls), variant, source, *what
+        cls = entry.cls
+        trained = "fits" if cls.fits() else "no"
+        values = (
+            cls.name,
+            cls.kind,
+            cls.site,
+            ", ".join(sorted(cls.needs)),
+            "yes" if cls.trained else trained,
+            exportable(cls),
+            "variant" if cls.variant else "",
+            f"{entry.origin.distribution} {entry.origin.version}".strip(),
+            first_line(cls),
+            cls.citation,
+        )
         rows.append(dict(zip(_KEYS, values, strict=True)))
     broken = sorted(registry.broken.items())
     return rows + [dict.fromkeys(_KEYS, "") | {"name": name, "kind": "broken", "what": why} for name, why in broken]
@@ -85,29 +94,47 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
 
 def _class_rows(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
     """Return a row for each class: its name, the attributes named by `columns`, and the first line of its docstring."""
-    return [
-        {"name": cls.name} | {key: getattr(cls, attr) for key, attr in columns.items()} | {"what": first_line(cls)}
-        for cls in classes
-    ]
+    rows = []
+    for cls in classes:
+        row = {"name": cls.name}
+        for key, attribute in columns.items():
+            row[key] = getattr(cls, attribute)
+        row["what"] = first_line(cls)
+        rows.append(row)
+    return rows
+
+
+def _published(registry: Registry) -> list[dict[str, Any]]:
+    """Return a row for each published setting of a strategy."""
+    rows = []
+    for entry in registry.strategies():
+        cls = entry.cls
+        for item in cls.published:
+            row = {"name": cls.name, "words": item.words, "network": item.network, "GMACs": item.gmacs}
+            rows.append(row | {"citation": cls.citation})
+    return rows
+
+
+def _bibtex(registry: Registry) -> list[dict[str, str]]:
+    """Return the citations of strategies in BibTeX, each once."""
+    texts = {entry.cls.bibtex for entry in registry.strategies()}
+    return [{"bibtex": text} for text in sorted(texts) if text]
+
+
+def _suites(_registry: Registry) -> list[dict[str, str]]:
+    """Return a row for each suite."""
+    loaded = map(suites.load, suites.names())
+    return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in loaded]
 
 
 TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
     "plugins": _plugins,
-    "published": lambda registry: [
-        {"name": cls.name, "words": item.words, "network": item.network, "GMACs": item.gmacs, "citation": cls.citation}
-        for cls in (entry.cls for entry in registry.strategies())
-        for item in cls.published
-    ],
-    "bibtex": lambda registry: [
-        {"bibtex": text} for text in sorted({entry.cls.bibtex for entry in registry.strategies()} - {""})
-    ],
+    "published": _published,
+    "bibtex": _bibtex,
     "tasks": lambda registry: _class_rows(registry.tasks(), inputs="inputs", model="default_model"),
     "models": lambda registry: _class_rows(registry.models(), inputs="inputs"),
     "observers": lambda registry: _class_rows(registry.observers()),
-    "suites": lambda _: [
-        {"name": suite.name, "version": str(suite.version), "what": suite.title}
-        for suite in map(suites.load, suites.names())
-    ],
+    "suites": _suites,
 }
 """The functions that make the rows of each table from a registry."""
 
@@ -266,8 +293,11 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
         click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))
         return
     columns = ("name", "for", "state", "pictures", "place")
-    cells = [[", ".join(row[key]) if isinstance(row[key], list) else row[key] for key in columns] for row in sets]
-    click.echo(tabulate([[*row[:4], row[4] or "scikit-learn"] for row in cells], headers=columns, tablefmt="simple"))
+    cells = []
+    for row in sets:
+        place = ", ".join(row["place"]) or "scikit-learn"
+        cells.append([row["name"], ", ".join(row["for"]), row["state"], row["pictures"], place])
+    click.echo(tabulate(cells, headers=columns, tablefmt="simple"))
     for row in (row for row in sets if row["state"] != "there"):
         hint = " or give --download to sparsebench run" if row["fetched"] else ""
         click.echo(f"\n{row['name']}: {row['note']}; get it from {row['source']}{hint}", nl=False)
@@ -286,7 +316,8 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
                 read(entry.name, entry.columns, listing(root / entry.folder))
             except UserError as error:
                 state, note = "corrupt", str(error)
-        place, fetched = [str(root / place) for place in entry.places], entry.megabytes > 0
+        place = [str(root / place) for place in entry.places]
+        fetched = entry.megabytes > 0
         rows.append(
             {
                 "name": entry.name,
@@ -311,6 +342,7 @@ def env() -> None:
 
     from sparsebench.runner.devices import machine
 
-    about, gpus = machine(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    about = machine()
+    gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     rows = [*about.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(about))]
     click.echo(tabulate(rows, tablefmt="plain"))

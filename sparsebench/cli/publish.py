@@ -460,7 +460,8 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
             file.write(canonical(record.model_dump(mode="json")).encode("ascii", "backslashreplace") + b"\n")
     else:
         text = codecs.getwriter("utf-8")(file)  # unlike a TextIOWrapper it never closes the file, which others flush
-        writer, checked = csv.writer(text, lineterminator="\n"), reports.read(folder)
+        writer = csv.writer(text, lineterminator="\n")
+        checked = reports.read(folder)
         unread = {table.CHECKSUM, *table.ITEM, *table.PARTS}
         shown = rows.select([name for name in rows.column_names if name not in unread])
         for number, row in enumerate(table.rows_of(shown)):

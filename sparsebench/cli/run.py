@@ -319,5 +319,10 @@ def _counts(records: Iterable[Record], left: Iterable[str], runs: Iterable[Under
             running = min(n, counts[label]["left"])  # a cell may have got its record since the run said that it runs
             counts[label]["running"] += running
             counts[label]["left"] -= running
-    columns = ("done", "failed", "running", "left")
-    return [{"strategy": plain(label)} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
+    rows = []
+    for label in sorted(counts):
+        row: dict[str, Any] = {"strategy": plain(label)}
+        for name in ("done", "failed", "running", "left"):
+            row[name] = counts[label][name]
+        rows.append(row)
+    return rows

@@ -468,7 +468,8 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any, 
     arguments = {"learned": learned, "images": images, "labels": labels}
     names = [argument for argument, value in arguments.items() if value is not None]
     allowed = [["learned"]] if strategy.trained or strategy.fits() else [[]]
-    allowed += [["images", "labels"] if strategy.fit_labels else ["images"]] if strategy.fits() else []
+    if strategy.fits():
+        allowed.append(["images", "labels"] if strategy.fit_labels else ["images"])
     if names not in allowed:
         need = f"needs about {strategy.fit_images} training images" if strategy.fits() else "needs no images"
         raise UserError(
@@ -482,7 +483,9 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
     """Load the tensors named `strategy.*` of a file into the strategy's modules; "random" loads nothing."""
     if str(learned) == RANDOM:
         return
-    path, modules, start = Path(learned), modules_of(actor), f"{LEARNED}."
+    path = Path(learned)
+    modules = modules_of(actor)
+    start = f"{LEARNED}."
     tensors = {key.removeprefix(start): value for key, value in content_of(path).items() if key.startswith(start)}
     try:
         modules.load_state_dict(tensors)
@@ -528,7 +531,9 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
         UserError: the images or labels do not fit the model; or see `fit`.
     """
     _check_images(network, images)
-    weight, classes, n = next(network.module.parameters()), network.module.num_classes, len(images)
+    weight = next(network.module.parameters())
+    classes = network.module.num_classes
+    n = len(images)
     if labels is not None and not classes:
         raise UserError(
             f"'{actor.strategy.name}' looks at labels, and the network has no head, so it has no classes",

@@ -43,7 +43,9 @@ class SparseModel(nn.Module):
         self.model: nn.Module = network.module
         self.spec = spec
         self.training = self.model.training
-        self._network, self._actor, self._facts = network, actor, _facts(network.module)
+        self._network = network
+        self._actor = actor
+        self._facts = _facts(network.module)
         actor.reads_all = False
         self._visit, self._removed, self._done = 0, False, 1.0
         self._teacher: DeepViT | None = None
@@ -166,7 +168,8 @@ class SparseModel(nn.Module):
                 f"the network was changed after '{self.spec}' was applied to it: {changed[0]}",
                 next_step="call .remove(), and apply again; or set_grad_checkpointing(False) if it is on",
             )
-        weight, size = next(self.model.parameters()), self._network.pixels
+        weight = next(self.model.parameters())
+        size = self._network.pixels
         fits = isinstance(x, Tensor) and x.ndim == 4 and tuple(x.shape[1:]) == size and x.device == weight.device
         mixed = fits and x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
         if not fits or (x.dtype != weight.dtype and not mixed):

@@ -131,7 +131,8 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
         raise UserError(
             "neither strategy removes a token", got=f"budget {a[1]}", next_step="give a smaller --keep or --macs"
         )
-    shares, rows = prepared.test.relevance, spread(prepared.data, pictures)
+    shares = prepared.test.relevance
+    rows = spread(prepared.data, pictures)
     mask = None if shares is None else relevant(shares.cpu().numpy(), prepared.data.test.mask)
     return Comparison(prepared.cell, (a, b), stages, mask, rows, scene(prepared, rows) if pictures else None, similar)
 
@@ -230,10 +231,14 @@ def _cosines(prepared: Prepared, a: np.ndarray, b: np.ndarray) -> dict[str, np.n
 
 def _stages(choices: Sequence[list[Choice]], shape: tuple[int, int]) -> dict[int, tuple[Choice, Choice]]:
     """Return the latest choice of each side, for each block in which one of them acted."""
-    last, stages = [Choice(-1, np.ones(shape, dtype=bool), np.full(shape, np.nan), scored=True)] * 2, {}
-    for block in sorted({choice.block for side in choices for choice in side}):
-        last = [next((choice for choice in side if choice.block == block), last[k]) for k, side in enumerate(choices)]
-        stages[block] = last[0], last[1]
+    all_patches = Choice(-1, np.ones(shape, dtype=bool), np.full(shape, np.nan), scored=True)
+    a, b = ({choice.block: choice for choice in side} for side in choices)
+    latest_a, latest_b = all_patches, all_patches
+    stages = {}
+    for block in sorted({*a, *b}):
+        latest_a = a.get(block, latest_a)
+        latest_b = b.get(block, latest_b)
+        stages[block] = latest_a, latest_b
     return stages
 
 
@@ -341,7 +346,8 @@ def _number(row: Row, key: str) -> str:
     if row[key] is None:
         return "-"
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    return f"{row[key]:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
+    value = f"{row[key]:.3f}"
+    return value if low is None else f"{value} [{low:.3f}, {high:.3f}]"
 
 
 def figure(comparison: Comparison) -> Figure:

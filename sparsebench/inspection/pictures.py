@@ -541,10 +541,16 @@ def paint(
 
 def figure(pictures: Pictures) -> Figure:
     """Return a figure with a column of pictures, then a block for each strategy with its stages."""
-    tokens = (stage.token for outcome in pictures.shown for stage in outcome.stages if stage.token is not None)
-    shares = any(np.bincount(row[row >= 0]).max(initial=0) > 1 for token in tokens for row in token)
-    inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
+    stages = [stage for outcome in pictures.shown for stage in outcome.stages]
+    inks = {"patches that share a token": Ink(TOKENS[0])} if any(map(_has_shared_tokens, stages)) else {}
     return sheet(pictures, [_block(outcome, pictures) for outcome in pictures.shown], inks)
+
+
+def _has_shared_tokens(stage: Stage) -> bool:
+    """Return whether several patches of a picture share a token."""
+    if stage.token is None:
+        return False
+    return any(np.bincount(row[row >= 0]).max(initial=0) > 1 for row in stage.token)
 
 
 def _block(outcome: Shown, pictures: Pictures) -> Block:
@@ -552,12 +558,14 @@ def _block(outcome: Shown, pictures: Pictures) -> Block:
     if outcome.why:
         why = textwrap.shorten(f"no result: {outcome.why}", 80, placeholder=" ...")
         return Block(outcome.label, f"{outcome.budget}\n{why}", [])
-    N, columns = pictures.grid[0] * pictures.grid[1], []
-    for stage in outcome.stages or [Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))]:
-        tiles = [
-            paint(picture, matters, None if stage.token is None else stage.token[row], pictures.grid)
-            for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True))
-        ]
+    N = pictures.grid[0] * pictures.grid[1]
+    all_patches = Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))
+    columns = []
+    for stage in outcome.stages or [all_patches]:
+        tiles = []
+        for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True)):
+            token = None if stage.token is None else stage.token[row]
+            tiles.append(paint(picture, matters, token, pictures.grid))
         mixed = ", mixed" if stage.token is None else ""
         columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", tiles))
     return Block(outcome.label, outcome.budget, columns, _below(outcome, pictures))
@@ -567,7 +575,8 @@ def _below(outcome: Shown, pictures: Pictures) -> list[tuple[str, str]]:
     """Return the texts below the pictures, with their colours: predictions, or without a head cosines of features."""
     if len(outcome.cosines):
         return [(f"features: cosine {cosine:.3f}", style.BLACK) for cosine in outcome.cosines]
-    return [
-        (f"{'right' if answer == label else 'wrong'}: {pictures.classes[answer]}", RIGHT if answer == label else WRONG)
-        for answer, label in zip(outcome.predicted, pictures.labels, strict=True)
-    ]
+    texts = []
+    for answer, label in zip(outcome.predicted, pictures.labels, strict=True):
+        word, colour = ("right", RIGHT) if answer == label else ("wrong", WRONG)
+        texts.append((f"{word}: {pictures.classes[answer]}", colour))
+    return texts

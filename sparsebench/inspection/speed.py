@@ -252,7 +252,8 @@ def _problem(error: BaseException, mode: str) -> str:
 
 def _time_choices(runner: _Runner, pixels: Tensor, kind: torch.dtype | None, rounds: int) -> None:
     """Measure the time of the strategy's decisions, in separate calls, because they then wait for the GPU."""
-    strategy, durations = runner.network._actor.strategy, list[float]()
+    strategy = runner.network._actor.strategy
+    durations: list[float] = []
     plan = strategy.plan
 
     def stopwatch(*args: Any, **kwargs: Any) -> Any:
@@ -282,7 +283,8 @@ def _row(name: str, precision: str, batch: int, device: str, runner: _Runner, ru
     dense = {mode: [other for other in runners if other.mode == mode][:2] for mode in MODES}
     times: dict[str, Any] = {}
     if not runner.problem:
-        latency, itself = statistics.median(runner.seconds), _ratio(*dense[runner.mode])
+        latency = statistics.median(runner.seconds)
+        itself = _ratio(*dense[runner.mode])
         times = {
             "latency": latency,
             "latency_p95": float(np.percentile(runner.seconds, 95, method="higher")),

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ConfigDict, with_config
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.strategy.base import Site, Traits
+from sparsebench.strategy.base import Traits
 from sparsebench.strategy.plans import Place
 from sparsebench.strategy.view import RESULTS
 
@@ -72,7 +72,9 @@ def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
 
 def _cov(a: np.ndarray, b: np.ndarray) -> float:
     """Return the covariance, exactly 0 if a or b is constant."""
-    return 0.0 if (a == a[0]).all() or (b == b[0]).all() else float((a * b).mean() - a.mean() * b.mean())
+    if (a == a[0]).all() or (b == b[0]).all():
+        return 0.0
+    return float((a * b).mean() - a.mean() * b.mean())
 
 
 class CostModel:
@@ -247,7 +249,7 @@ class VitCost(CostModel):
 
 
 def _step_inside(
-    site: Site, tokens_in: float, tokens_out: float, own_macs: float, *, early: bool, scoring: Scoring
+    site: str, tokens_in: float, tokens_out: float, own_macs: float, *, early: bool, scoring: Scoring
 ) -> Step:
     """Return the step of a block inside which a strategy acts, at the site "attention", "maps" or "mlp"."""
     if site == "attention":

@@ -414,7 +414,8 @@ def group_summary(correct: np.ndarray, groups: np.ndarray, train_sizes: np.ndarr
     accuracies = group_accuracies(correct, groups, len(train_sizes))
     valid = ~np.isnan(accuracies)
     weights = train_sizes[valid]
-    average, worst = float(np.mean(correct)), float(accuracies[valid].min())
+    average = float(np.mean(correct))
+    worst = float(accuracies[valid].min())
     return {
         "average_test": average,
         "average_train": float(np.average(accuracies[valid], weights=weights)) if weights.sum() else average,

@@ -70,13 +70,16 @@ class TokenSchedule:
 
         The default stages are the blocks round(depth s / 4), s = 1..3: blocks 3, 6, 9 of 12, as in published methods.
         """
-        budget, depth, start = self.budget, self.cost.depth, first_block(self.traits)
+        budget = self.budget
+        depth = self.cost.depth
+        start = first_block(self.traits)
         if self.traits.site == "input" or depth == 1:
             return (0,)
         if budget.blocks is not None:
             return budget.blocks
         if self.kind == "stages":
-            quarters, last = (round(depth * s / 4) for s in (1, 2, 3)), last_allowed(self.traits, self.cost)
+            quarters = (round(depth * s / 4) for s in (1, 2, 3))
+            last = last_allowed(self.traits, self.cost)
             return tuple(sorted({max(start, min(last, block)) for block in quarters}))
         if budget.counts is not None and len(budget.counts) == depth:
             return tuple(range(depth))
@@ -85,7 +88,9 @@ class TokenSchedule:
         return tuple(range(max(start, first), last + 1))
 
     def _check_blocks(self) -> None:
-        depth, start, counts = self.cost.depth, first_block(self.traits), self.budget.counts
+        depth = self.cost.depth
+        start = first_block(self.traits)
+        counts = self.budget.counts
         last = last_allowed(self.traits, self.cost)
         if self.blocks[-1] > last or (self.blocks[0] < start and depth > 1):
             raise UserError(

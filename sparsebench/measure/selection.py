@@ -20,7 +20,8 @@ def quality(kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> tuple
         AUROC of the samples that have one, see `aurocs`.
     """
     hits = (kept & relevant).sum(axis=1)
-    precision, recall = (float((hits / np.maximum(mask.sum(axis=1), 1)).mean()) for mask in (kept, relevant))
+    precision = float((hits / np.maximum(kept.sum(axis=1), 1)).mean())
+    recall = float((hits / np.maximum(relevant.sum(axis=1), 1)).mean())
     values = aurocs(scores, relevant)
     valid = values[~np.isnan(values)]
     return precision, recall, float(valid.mean()) if len(valid) else np.nan
@@ -45,7 +46,8 @@ def _ranks(scores: np.ndarray) -> np.ndarray:
     This is scipy.stats.rankdata, but the import of scipy.stats takes a worker process longer than a short cell.
     """
     order = scores.argsort(axis=1)
-    ordered, place = np.take_along_axis(scores, order, axis=1), np.arange(scores.shape[1])
+    ordered = np.take_along_axis(scores, order, axis=1)
+    place = np.arange(scores.shape[1])
     begins = np.ones(scores.shape, dtype=bool)
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     ends = np.ones(scores.shape, dtype=bool)
@@ -73,7 +75,8 @@ def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     from scipy.stats import hypergeom  # not at the top, because worker processes import this module
 
-    N, sizes = a.shape[1], np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
+    N = a.shape[1]
+    sizes = np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
     pairs, inverse = np.unique(sizes, axis=0, return_inverse=True)
     means = np.full(len(pairs), np.nan)
     for i, (k, m) in enumerate(pairs.tolist()):
@@ -149,7 +152,8 @@ def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, 
         Both, over the images with tokens inside and outside; NaN without such images, or influence inside.
     """
     usable = inside.any(axis=1) & ~inside.all(axis=1)
-    z, inside = influence[usable].astype(float), inside[usable]
+    z = influence[usable].astype(float)
+    inside = inside[usable]
     means = [(z * part).sum(axis=1) / part.sum(axis=1) for part in (~inside, inside)]
     largest = [np.where(part, z, 0.0).max(axis=1) for part in (~inside, inside)]
     a_tsi, m_tsi = _ratio(*np.array([means, largest]).sum(axis=2).T)

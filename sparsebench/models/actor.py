@@ -82,7 +82,10 @@ class Actor:
 
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
-        self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
+        self.budget = budget
+        self.cost = cost
+        self.depth = cost.depth
+        self.tokens = cost.tokens
         self.prefix = cost.place(0, self.tokens, self.tokens).prefix
         self.requires, self.traits = strategy.reads(), strategy.traits()
         self.weighs_sizes = strategy.weighs_sizes
@@ -262,7 +265,8 @@ class TokenState:
     def begin_rest(self, active: Tensor) -> None:
         """Let only the tokens at the (B, M) positions `active` take part, until `end_rest`."""
         self._before_rest = self.index, self.sizes, self.previous
-        self.index, self.sizes = self.index.gather(1, active), self.sizes.gather(1, active)
+        self.index = self.index.gather(1, active)
+        self.sizes = self.sizes.gather(1, active)
         self.resting = self._before_rest[0].shape[1] - active.shape[1]
 
     def end_rest(self, active: Tensor) -> None:
@@ -289,10 +293,16 @@ class Pass(TokenState):
 
     def __init__(self, actor: Actor, items: Tensor, visit: int, relevance: Tensor | None, training: bool, done: float):
         super().__init__(torch.arange(actor.tokens, device=items.device).expand(len(items), actor.tokens))
-        self.actor, self.items, self.visit, self.relevance, self.training = actor, items, visit, relevance, training
+        self.actor = actor
+        self.items = items
+        self.visit = visit
+        self.relevance = relevance
+        self.training = training
         self.keep, self.scaled = actor.counts(done) if training else (actor.keep, actor.scaled)
         self.site: Site = actor.strategy.at_site()
-        self.requires, self.rests, self.count = actor.requires, actor.strategy.rests, actor.tokens
+        self.requires = actor.requires
+        self.rests = actor.strategy.rests
+        self.count = actor.tokens
         self.memory: dict[str, Any] = {}
         self.left: list[tuple[Tensor, Tensor]] = []
         self.student: ModelOutputs | None = None
@@ -353,7 +363,8 @@ class Pass(TokenState):
         with exact(maps.device):
             changed = self.actor.strategy.maps(full(maps))
         if changed.shape != maps.shape:
-            name, got = self.actor.strategy.name, tuple(changed.shape)
+            name = self.actor.strategy.name
+            got = tuple(changed.shape)
             raise StrategyError(f"'{name}': maps must return shape {tuple(maps.shape)}, got {got}")
         return changed
 
@@ -428,7 +439,8 @@ class Pass(TokenState):
         if self.student is None:
             must = "set acting.student = ModelOutputs(logits, tokens) if acting.learns"
             raise self._cannot("has its own loss", must)
-        macs, shares = self.actor.share_of(self.actor.planned), self.actor.shares
+        macs = self.actor.share_of(self.actor.planned)
+        shares = self.actor.shares
         inputs = LossInputs(self.student, self.teacher, self.memory, self._weights, shares, macs, self.actor.spent)
         return self.actor.strategy.loss(inputs)
 

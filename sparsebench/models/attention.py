@@ -45,14 +45,16 @@ class PositionalAttention(Attention):
 
     def queries_keys(self, P: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys, each (1 or B, H, T, C / H), of tokens at the positions (1 or B, T, C)."""
-        weight, bias = (None if w is None else w[: 2 * self.attn_dim] for w in (self.qkv.weight, self.qkv.bias))
+        weight = self.qkv.weight[: 2 * self.attn_dim]
+        bias = None if self.qkv.bias is None else self.qkv.bias[: 2 * self.attn_dim]
         qk = F.linear(P, weight, bias).reshape(*P.shape[:2], 2, self.num_heads, self.head_dim)
         q, k = qk.permute(2, 0, 3, 1, 4).unbind(0)
         return self.q_norm(q), self.k_norm(k)
 
     def values(self, x: Tensor) -> Tensor:
         """Return (B, H, T, C / H) of tokens (B, T, C)."""
-        weight, bias = (None if w is None else w[2 * self.attn_dim :] for w in (self.qkv.weight, self.qkv.bias))
+        weight = self.qkv.weight[2 * self.attn_dim :]
+        bias = None if self.qkv.bias is None else self.qkv.bias[2 * self.attn_dim :]
         return F.linear(x, weight, bias).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -196,7 +198,8 @@ def attend(
         rows: (B, Q) positions of the queries' tokens among the keys; None if queries and keys have the same tokens.
         maps: (B, H, Q, T) the attention, if it is already known; queries and keys are then not used.
     """
-    bias, own_keys = None if bias is None else bias.to(q.dtype), ALL if rows is None else rows
+    bias = None if bias is None else bias.to(q.dtype)
+    own_keys = ALL if rows is None else rows
     if maps is not None:
         x = attn.attn_drop(maps.to(v.dtype)) @ v
     elif weights is None and soft is None and attn.fused_attn:
@@ -315,7 +318,9 @@ class _BlockAttention:
 
     def received(self) -> Tensor:
         """Return the (B, N) attention that each patch receives, mean over heads and queries."""
-        B, H, T = self.q.shape[0], self.q.shape[1], self.k.shape[2]
+        B = self.q.shape[0]
+        H = self.q.shape[1]
+        T = self.k.shape[2]
         # On a CPU the maps of a few images at a time stay in the cache.
         size = max(1, IN_CACHE // (H * T * T)) if self.q.device.type == "cpu" else B
         parts = []

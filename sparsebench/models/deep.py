@@ -470,25 +470,6 @@ class DeepViT:
         plan = acting.decide(number, self._fields_after(attention, x, branch)) if acts else None
         return x if plan is None else self._change(acting, plan, x, sizes)
 
-    def _attention(self, acting: Pass, block: Any, x: Tensor, rope: dict[str, Tensor], acts: bool) -> _Attention:
-        """Return the attention of a block before its output is computed.
-
-        Args:
-            acting: the pass.
-            block: the block.
-            x: the tokens at its input.
-            rope: the keyword argument of rotations or positions.
-            acts: whether the strategy acts in this block, so that it may change the attention.
-        """
-        keys = self._keys(acting)
-        normed = branch_input(block, 1, x)
-        q, k, v = qkv(block.attn, normed, **rope)
-        present = acting.sizes > 0 if acting.ragged else None
-        maps = self._changed_maps(acting, block.attn, q, k, v, keys) if acts else None
-        fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present, maps=maps)
-        fields["attention_input"] = lambda: normed[:, self.prefix :]
-        return _Attention(block.attn, q, k, v, keys, maps, fields)
-
     def _fields_after(self, attention: _Attention, x: Tensor, branch: Tensor) -> dict[str, Callable[[], Any]]:
         """Return the fields of the view after a part of a block that added `branch` to the tokens, which are now x."""
         return {**attention.fields, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
@@ -510,7 +491,9 @@ class DeepViT:
         check_block(block)
         check_parts(block.attn)
         attn: Any = block.attn
-        tokens_in, sizes, keys = acting.present, acting.sizes, self._keys(acting)
+        tokens_in = acting.present
+        sizes = acting.sizes
+        keys = self._keys(acting)
         q, k = queries_keys(attn, branch_input(block, 1, x))
         maps = fields_of(attn, q, k, k, self.prefix, self.class_rows, **keys)["attention_maps"]()
         maps = acting.maps(maps) if acting.changes_maps else maps

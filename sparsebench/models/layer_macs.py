@@ -28,9 +28,16 @@ def is_shipped(layer: nn.Module) -> bool:
 def has_weights(layer: nn.Module) -> bool:
     """Return whether the layer itself, without its inner layers, has a matrix, packed weights or `in_features`."""
     values: list[Any] = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-    values += [] if is_shipped(layer) else vars(layer).values()  # another class may have weights that are no parameters
-    matrix = any(isinstance(value, Tensor) and sum(side > 1 for side in value.shape) > 1 for value in values)
-    return matrix or hasattr(layer, "in_features") or any(isinstance(value, torch.ScriptObject) for value in values)
+    if not is_shipped(layer):  # another class may have weights that are no parameters
+        values += vars(layer).values()
+    if hasattr(layer, "in_features"):
+        return True
+    return any(isinstance(value, torch.ScriptObject) or _is_matrix(value) for value in values)
+
+
+def _is_matrix(value: Any) -> bool:
+    """Return whether a value is a tensor with several sides longer than 1."""
+    return isinstance(value, Tensor) and sum(side > 1 for side in value.shape) > 1
 
 
 def is_known(layer: nn.Module) -> bool:

@@ -163,7 +163,8 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
     if POSITIONS not in state or state[POSITIONS].ndim != 3:
         return dimensions
     prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
-    tokens, grid = state[POSITIONS].shape[1] - prefix, embed.grid_size
+    tokens = state[POSITIONS].shape[1] - prefix
+    grid = embed.grid_size
     if grid[0] * grid[1] != tokens:
         grid = (isqrt(max(tokens, 0)),) * 2
     if not grid[0] * grid[1] == tokens > 0:
@@ -268,7 +269,9 @@ def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]
     """
     unknown_parts = zip(*(name.split(".")[:-1] for name in weights if name not in expected), strict=False)
     common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, unknown_parts)]
-    prefixes = ["".join(f"{part}." for part in common[:n]) for n in range(len(common) + 1)]
+    prefixes = [""]
+    for part in common:
+        prefixes.append(f"{prefixes[-1]}{part}.")
     attempts = []
     for prefix in prefixes:
         plain = {name.removeprefix(prefix): value for name, value in weights.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -99,8 +99,11 @@ class Rotations:
 
     def __init__(self, vit: Any, grid: tuple[int, int], table: Any):
         self.rope, self.grid = getattr(vit, "rope", None), grid
-        mixed = isinstance(self.rope, RotaryEmbeddingMixed)
-        self.tables = None if table is None else [table[n] if mixed else table for n in range(len(vit.blocks))]
+        self.tables: Sequence[Tensor] | None = None
+        if isinstance(self.rope, RotaryEmbeddingMixed) and table is not None:
+            self.tables = table  # each block has its own
+        elif table is not None:
+            self.tables = [table] * len(vit.blocks)
         self.start = 0
         self.places: Tensor | None = None
 
@@ -348,10 +351,13 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
     sizes = acting.sizes * acting.weights() if acting.masked else acting.sizes
     pooled = x[:, P:]
     if includes_prefix(vit):
-        pooled, sizes, present = x, F.pad(sizes, (P, 0), value=1), F.pad(present, (P, 0), value=True)
+        pooled = x
+        sizes = F.pad(sizes, (P, 0), value=1)
+        present = F.pad(present, (P, 0), value=True)
     if vit.attn_pool is not None:
         return attention_pool(vit.attn_pool, pooled, sizes)
-    plain, equal = vit.pool(x), (sizes == sizes[:, :1]).all()
+    plain = vit.pool(x)
+    equal = (sizes == sizes[:, :1]).all()
     result = (pooled * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if isinstance(vit, ClassAndMean) and vit.pools_class:
         result = torch.cat([x[:, 0], result], dim=1)
@@ -400,7 +406,8 @@ def attention_pool(part: Any, x: Tensor, sizes: Tensor) -> Tensor:
     B, T, _ = x.shape
     q = part.q(part.latent.expand(B, -1, -1)).reshape(B, part.latent_len, part.num_heads, part.head_dim)
     k, v = part.kv(x).reshape(B, T, 2, part.num_heads, part.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = part.q_norm(q.transpose(1, 2)), part.k_norm(k)
+    q = part.q_norm(q.transpose(1, 2))
+    k = part.k_norm(k)
     A = masked_softmax(q * part.scale @ k.transpose(-2, -1), sizes, None, eps=0.0).to(v.dtype)
     out = part.proj_drop(part.proj((A @ v).transpose(1, 2).flatten(2)))
     return (out + part.mlp(part.norm(out)))[:, 0]

@@ -102,7 +102,8 @@ class Vit(_Deep):
 
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`: the cost of `deep.small_vit`, without biases."""
-        C, tokens = self.dim, (number_of(task, "canvas") // self.patch) ** 2
+        C = self.dim
+        tokens = (number_of(task, "canvas") // self.patch) ** 2
         patch = 3 * self.patch**2 * C if self.stem == "linear" else stem_macs(C, self.patch)
         return plain_vit_cost(C, self.depth, self.heads, tokens=tokens, embed=patch, classes=classes)
 
@@ -183,8 +184,12 @@ class Timm(_Deep):
         """See `Model.cut`: timm's transform for the name, also for a file's weights, but with the file's image size."""
         from sparsebench.models.timm_models import cut_of
 
-        height, width = (self._dimensions and self._dimensions.size) or (None, None)
-        return cut_of(self.arch) | ({"canvas": height if height == width else 0} if height else {})
+        cut = cut_of(self.arch)
+        size = self._dimensions and self._dimensions.size
+        if not size:
+            return cut
+        height, width = size
+        return cut | {"canvas": height if height == width else 0}
 
     def patch_size(self) -> int | None:
         """See `Model.patch_size`; None for patches that are not square."""
@@ -210,11 +215,13 @@ class Timm(_Deep):
         if self.classes(locations) == 0 and not task.trains:  # the network is used for its features
             outputs = 0
         vit = self._meta_network(task, outputs).module
-        owner, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
+        owner = f"timm's '{self.arch}'"
+        size = (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
             match_weights(vit, file, self.weights_key, fresh_head=not task.reads_head)
-            owner, size = file.name, (self._dimensions and self._dimensions.size) or size
+            owner = file.name
+            size = (self._dimensions and self._dimensions.size) or size
         if self.pretrained:
             head = vit.pretrained_cfg["num_classes"]
             if task.reads_head and head != vit.num_classes:
@@ -368,7 +375,8 @@ class Hf(_Deep):
 
         vit = meta_network(self._place(), _canvas(task))
         if self.text_features:
-            vit.head, vit.num_classes = text_head(skeleton(self._place()), vit, classes), classes
+            vit.head = text_head(skeleton(self._place()), vit, classes)
+            vit.num_classes = classes
             return DeepViT(vit.to("meta"))
         with supported(f"model 'hf:{self._place()}'"):
             vit.reset_classifier(classes)

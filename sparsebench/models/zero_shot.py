@@ -119,4 +119,5 @@ def set_text_head(whole: Any, vit: Any, texts: TextFeatures) -> None:
             projection.weight.copy_(whole.visual_projection.weight)
         rows.weight.copy_(scale * F.normalize(torch.from_numpy(texts.features), dim=1))
         rows.bias.fill_(bias or 0.0)
-    vit.head, vit.num_classes = head.to(next(vit.parameters())), len(texts.classes)
+    vit.head = head.to(next(vit.parameters()))
+    vit.num_classes = len(texts.classes)

@@ -441,7 +441,8 @@ def add_published(report: Report, rankings: Sequence[Ranking]) -> Report:
 
 def _add_numbers(table: Table, ranking: Ranking) -> Table:
     task, model = ranking.comparison.params
-    registry, numbers = Registry(), dict[tuple[str, str], float]()
+    registry = Registry()
+    numbers: dict[tuple[str, str], float] = {}
     whole = task.get("labels") == "imagenet" and task.get("among", "head") == "head"
     for claim in load() if whole else ():
         fits = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))

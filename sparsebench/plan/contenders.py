@@ -39,7 +39,8 @@ def budgets_of(spec: Spec, defaults: list[Budget]) -> list[Budget]:
 
 def strategies_of(spec: Spec, registry: Registry) -> list[Strategy]:
     """Return a strategy for each combination of the swept parameters of a specification."""
-    cls, owner = registry.strategy(spec.name).cls, f"strategy '{spec.name}'"
+    cls = registry.strategy(spec.name).cls
+    owner = f"strategy '{spec.name}'"
     return [fill(cls, params, owner, BUDGET_KEYS) for params in spec.combinations(without=BUDGET_KEYS)]
 
 

@@ -68,7 +68,8 @@ def missing_cells(suite: Suite, cells: Collection[Cell], registry: Registry, *, 
             templates = _templates(suite, entry, registry, pictures)
         except UserError as error:  # it needs pictures that none of the cells have
             return [str(error)]
-        repetitions, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
+        repetitions = range(entry.seeds or suite.seeds)
+        budgets = usual_budgets(suite, entry, request)
         for template, n_train, repetition, budget in product(templates, entry.n_train, repetitions, budgets):
             update = {"n_train": n_train, "repetition": repetition, "budget": budget, "track": entry.track}
             if key(template.model_copy(update=update)) not in answered:

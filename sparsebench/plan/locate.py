@@ -132,7 +132,8 @@ def places_of_transformers(files: Files) -> dict[str, Path]:
     folders = [path.expanduser() for path in files.weights if (path.expanduser() / CONFIG).is_file()]
     places = {f"{OF_TRANSFORMERS}{fingerprint(folder)}": folder for folder in folders}
     if files.text_features is not None:
-        texts, digest = files.text_features.expanduser(), fingerprint_of(files.text_features)
+        texts = files.text_features.expanduser()
+        digest = fingerprint_of(files.text_features)
         places |= {f"{OF_TEXTS}{digest}": texts, f"{CLASSES}-{digest}": texts}  # the file names the classes too
     return places
 

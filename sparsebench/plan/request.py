@@ -223,7 +223,8 @@ class Execution:
                 raise UserError(
                     f"{option} needs a worker process, which can be killed", next_step="give --jobs 1 or more"
                 )
-        timeout, memory = (TIMEOUT if self.timeout is None else self.timeout), self.memory_limit
+        timeout = TIMEOUT if self.timeout is None else self.timeout
+        memory = self.memory_limit
         seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
         size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
         if 0 < size < LEAST_MEMORY:

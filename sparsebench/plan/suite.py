@@ -200,6 +200,11 @@ def _class_of_table(path: Sequence[str]) -> type[BaseModel]:
     return Suite
 
 
+def _is_single(task: SuiteTask) -> bool:
+    """Return whether a task of a suite is one training."""
+    return not (task.network or task.sweep or task.model_sweep or len(task.n_train) > 1)
+
+
 def _training_of(entry: SuiteTask, trained: Suite) -> SuiteTask:
     """Return the task of the suite `trained` that trains the networks of an entry.
 
@@ -208,7 +213,7 @@ def _training_of(entry: SuiteTask, trained: Suite) -> SuiteTask:
     """
     name = entry.network_task or entry.name
     tasks = [task for task in trained.task if task.name == name]
-    if len(tasks) != 1 or tasks[0].network or tasks[0].sweep or tasks[0].model_sweep or len(tasks[0].n_train) > 1:
+    if len(tasks) != 1 or not _is_single(tasks[0]):
         raise UserError(
             f"suite '{entry.network}' must have one training of task '{name}'",
             next_step="list the task once, with one value for each parameter and one n_train",

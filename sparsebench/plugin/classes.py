@@ -82,7 +82,8 @@ def _find(name: str) -> Place | None:
     module = sys.modules.get(name)
     if module is None:
         return None if name in sys.stdlib_module_names else find_module(name)
-    file, folders = getattr(module, "__file__", None), list(getattr(module, "__path__", ()))
+    file = getattr(module, "__file__", None)
+    folders = list(getattr(module, "__path__", ()))
     if file is None and not folders:
         if name in sys.stdlib_module_names:
             return None  # it is built into Python
@@ -111,7 +112,8 @@ def _check_values(content: Content) -> None:
     """
     for known, value in content.contents.items():
         name = known.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        module, tree = sys.modules.get(name), parse(value) if known.endswith(".py") else None
+        module = sys.modules.get(name)
+        tree = parse(value) if known.endswith(".py") else None
         if module is None or tree is None:
             continue
         changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
@@ -129,7 +131,8 @@ def _check_values(content: Content) -> None:
 
 def _once(tree: ast.Module) -> dict[str, ast.stmt]:
     """Return the functions and variables that a module defines once, by name."""
-    found, several = dict[str, ast.stmt](), set[str]()
+    found: dict[str, ast.stmt] = {}
+    several: set[str] = set()
     for node in statements(tree):
         for name in bound(node) or ():
             several |= {name} if name in found else set()
@@ -186,7 +189,8 @@ def _line(name: str, source: Source, user: type | FunctionType, parts: dict[str,
     """
     value = source.names[name]
     inner = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
-    module, spelled = getattr(inner, "__module__", None), str(getattr(inner, "__name__", ""))
+    module = getattr(inner, "__module__", None)
+    spelled = str(getattr(inner, "__name__", ""))
     is_code = isinstance(inner, type | FunctionType)
 
     # A class or function of the same module is copied, with what it uses.

@@ -135,7 +135,9 @@ class Content:
         """
         tree = parse(source)
         pending = set[str]() if tree is None else _tops(absolute(tree, package))
-        files, imports, done = dict[str, Path](), set[str](), set[str]()
+        files: dict[str, Path] = {}
+        imports: set[str] = set()
+        done: set[str] = set()
         if tree is not None and package.partition(".")[0] not in pending:
             files = named_files(tree, beside or path.parent, path.name)
         while pending:
@@ -198,7 +200,8 @@ class Content:
             self._check_modules(before)
             return
         folders = [str(folder) for folder in self.folders]
-        files, modules = set(map(str, self.paths)), dict[str, ModuleType]()
+        files = set(map(str, self.paths))
+        modules: dict[str, ModuleType] = {}
 
         @contextmanager
         def local_imports() -> Iterator[None]:

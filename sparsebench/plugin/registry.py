@@ -389,7 +389,8 @@ class Registry:
             origin = origin.model_copy(update={"revision": str(cls.revision)})
         elif kind == "task":
             self._check_metrics(cls)
-        entry, holder = self.entries.get(cls.name), self._items[kind].get(cls.name)
+        entry = self.entries.get(cls.name)
+        holder = self._items[kind].get(cls.name)
         if kind == "strategy" and entry is not None and origin.plugin != cls.name:
             raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
         if holder is None:

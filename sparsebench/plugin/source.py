@@ -196,7 +196,9 @@ def bound(node: ast.stmt) -> set[str] | None:
         return {alias.asname or alias.name for alias in node.names}
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        leaves = [leaf for target in targets for leaf in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        leaves: list[ast.expr] = []
+        for target in targets:
+            leaves += target.elts if isinstance(target, ast.Tuple) else [target]
         return {leaf.id for leaf in leaves if isinstance(leaf, ast.Name)} if _are_names(leaves) else None
     if isinstance(node, ast.Pass):
         return set()
@@ -254,7 +256,8 @@ def uses(node: ast.stmt) -> set[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         top = symtable.symtable(text, "source", "exec")
-    names, pending = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}, top.get_children()
+    names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    pending = top.get_children()
     while pending:
         table = pending.pop()
         names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
@@ -397,7 +400,10 @@ def _kind(folder: Path, text: str) -> str:
     """Return "file" or "folder" for the name of one in a folder, or ""."""
     if not text or text.startswith(("/", ".")) or ".." in text:
         return ""
+    path = folder / text
     try:
-        return "file" if (folder / text).is_file() else "folder" if (folder / text).is_dir() else ""
+        if path.is_file():
+            return "file"
+        return "folder" if path.is_dir() else ""
     except (OSError, ValueError):
         return ""

@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsebench import seeds
 from sparsebench.errors import plain
+from sparsebench.measure.cost import Step
 from sparsebench.publish.submission import cell_name, items_of
 from sparsebench.records.record import ON_TRAINED, Record
 from sparsebench.stats.paired import mcnemar
@@ -70,13 +71,16 @@ def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str]
     tasks: dict[tuple[str, str], list[Pair]] = {}
     for before, after in pairs:
         exact = before.environment == after.environment and before.device == after.device == "cpu"
-        if deviation := _deviation(before, after, exact, FEW if before.cell.strategy.name in adaptive else 0.0):
+        slack = FEW if before.cell.strategy.name in adaptive else 0.0
+        deviation = _deviation(before, after, exact, slack)
+        if deviation:
             wrong.append(f"{cell_name(before)} {deviation}")
         elif not exact:
             tasks.setdefault((before.cell.task.name, before.label), []).append((before, after))
     points = 0.0
     for (task, label), group in sorted(tasks.items()):
-        old, new = (np.concatenate([items_of(pair[k]).correct for pair in group]) for k in (0, 1))
+        old = np.concatenate([items_of(before).correct for before, _ in group])
+        new = np.concatenate([items_of(after).correct for _, after in group])
         points = max(points, 100 * abs(float(old.mean() - new.mean())))
         wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _gains(group, old, new)]
     return wrong, sum(map(len, tasks.values())), points
@@ -97,11 +101,10 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
             return f"has test items with other {name}s here"
     if exact:
         means = [name for name in MEANS if name in before.metrics]  # earlier versions lack some
-        old, new = ([record.metrics.get(name) for name in means] for record in (before, after))
-        equal = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
+        has_equal_means = all(before.metrics[name] == after.metrics.get(name) for name in means)
+        equal = has_equal_means and before.trajectory == after.trajectory and before.outcomes == after.outcomes
         return "" if equal else "has other outcomes here, on the same machine and libraries"
-    names = ("tokens_in", "tokens_out", "own", "rested")
-    first, second = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
+    first, second = _numbers(before.trajectory), _numbers(after.trajectory)
     near = slack and len(first) == len(second) and np.allclose(first, second, rtol=slack, atol=0.0)
     if not near and before.trajectory != after.trajectory:
         return "keeps other numbers of tokens here"
@@ -109,6 +112,11 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
     if (before.cell.n_train == 0 or before.cell.track in ON_TRAINED) and agreement < AGREEING:
         return f"trains no network, but only {agreement:.2%} of its predictions are the same here"
     return ""
+
+
+def _numbers(trajectory: Sequence[Step]) -> list[list[float]]:
+    """Return the numbers of tokens and the MACs of the strategy of each block."""
+    return [[step.tokens_in, step.tokens_out, step.own, step.rested] for step in trajectory]
 
 
 def _gains(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
@@ -128,9 +136,20 @@ def _gains(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[
             higher = "higher" if sign > 0 else "lower"
             yield f"in {len(group)} cells the reported accuracy is {100 * gain:.1f} points {higher} than here"
     for name, better in MEANS.items():
-        values = [[x.metrics[name].value if name in x.metrics else None for x in pair] for pair in group]
-        pairs = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
-        reported, again = pairs.mean(axis=0) if len(pairs) else (0.0, 0.0)
+        reported, again = _means(group, name)
         scale = max(abs(again), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
         if any(sign * better * (reported - again) > BETTER * scale for sign in signs):
             yield f"in {len(group)} cells the reported mean {name} is {reported:.4g}, and {again:.4g} here"
+
+
+def _means(group: Sequence[Pair], name: str) -> tuple[float, float]:
+    """Return the means of a metric over the reported and the replayed records of the pairs that have it, 0 if none."""
+    values = []
+    for before, after in group:
+        pair = [record.metrics[name].value for record in (before, after) if name in record.metrics]
+        if len(pair) == 2 and None not in pair:
+            values.append(pair)
+    if not values:
+        return 0.0, 0.0
+    reported, again = np.array(values, dtype=float).mean(axis=0)
+    return reported, again

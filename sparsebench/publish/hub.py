@@ -82,7 +82,7 @@ def upload(folder: Path, verdict: Verdict, card: str, name: str) -> Upload:
 def _commit(api: HfApi, folder: Path, verdict: Verdict, card: str, name: str) -> bool:
     """Make the data set if it is missing, commit all files that differ, and return whether there was one."""
     api.create_repo(name, repo_type=KIND, exist_ok=True)
-    before = api.repo_info(name, repo_type=KIND, timeout=MOST_SECONDS)
+    before = api.dataset_info(name, timeout=MOST_SECONDS)
     present = {file.rfilename for file in before.siblings or ()}
     _check_files(present, name)
 

@@ -201,7 +201,7 @@ def _run(
     command: Sequence[str], folder: Path, *, text: str = "", more: Mapping[str, str] = {}
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder, without questions. Raise UserError if it cannot start or takes too long."""
-    env = os.environ | NOT_ASKED | more
+    env = {**os.environ, **NOT_ASKED, **more}
     try:
         return subprocess.run(
             command,

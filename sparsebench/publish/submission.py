@@ -197,7 +197,9 @@ class Verdict:
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Store the reasons why the submission is wrong; without any, set the badge."""
         more = [f"and {len(why) - MOST_REASONS} more"] if len(why) > MOST_REASONS else []
-        self.why, self.wrong, self.badge = [*why[:MOST_REASONS], *more], bool(why), self.badge if why else badge
+        self.why = [*why[:MOST_REASONS], *more]
+        self.wrong = bool(why)
+        self.badge = self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
@@ -302,14 +304,13 @@ def submit(
         rows = table.table_of((record, 0) for record in selection)
         table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
-        started = max(record.started for record in results)
         manifest = Manifest(
             strategy=name,
             plugin=origin,
             file=entry.file,
             records=files.content_hash(part / RECORDS),
             about=about,
-            date=started[:10],
+            date=_date_of(results),
             sparsebench=__version__,
             replaces=replaces,
         )
@@ -327,6 +328,11 @@ def submit(
 
 def _exists(folder: Path) -> UserError:
     return UserError(f"{folder} already exists and is not overwritten", next_step="remove it, or give another --to")
+
+
+def _date_of(records: Collection[Record]) -> str:
+    """Return the day on which the newest of the cells began."""
+    return max(record.started for record in records)[:10]
 
 
 def _entry(opened: store.Store, name: str, origin: Origin) -> StrategyEntry:
@@ -465,12 +471,11 @@ def is_own(cell: Cell, plugin: Origin) -> bool:
 
 def lacking(cells: Iterable[Cell], plugin: Origin) -> list[str]:
     """Return the tasks and models of cells that are defined in plugin files other than the strategy's."""
-    parts = {
-        (kind, part.name, part.revision)
-        for one in cells
-        for cell in (one, *one.inits)
-        for kind, part in (("task", cell.task), ("model", cell.model))
-    }
+    parts = set()
+    for one in cells:
+        for cell in (one, *one.inits):
+            parts.add(("task", cell.task.name, cell.task.revision))
+            parts.add(("model", cell.model.name, cell.model.revision))
     return sorted(
         f"{kind} '{plain(name, 60)}'"
         for kind, name, revision in parts
@@ -516,21 +521,28 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     (suite,) = suites
     if files.content_hash(folder / RECORDS) != manifest.records:
         yield f"the SHA-256 of '{RECORDS}' differs from {MANIFEST}"
-    earlier, version = version_of(suite, manifest.plugin), version_of(suite, manifest.plugin, manifest.about)
-    if folder.absolute().name == earlier:  # earlier submissions have no author in the name
-        version = earlier
+    version = version_of(suite, manifest.plugin, manifest.about)
+    without_author = version_of(suite, manifest.plugin)
+    if folder.absolute().name == without_author:  # as earlier submissions are named
+        version = without_author
     verdict.version = plain(version)
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
         yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
     if placed and manifest.replaces and (folder.parent / manifest.replaces).is_dir():
         check_replaced(folder.parent, manifest.replaces, manifest.about)
-    plugin = plugin_of(folder, manifest)
-    if plugin is not None and file_revision(plugin, alone=True) != manifest.plugin.revision:
-        beside = sum(path.is_file() for path in (folder / PLUGIN).rglob("*")) > 1
-        name = f"'{PLUGIN}/{plain(manifest.file)}'{', or a file that it uses,' if beside else ''}"
-        yield f"{name} is not the file of the run: its revision differs from {MANIFEST}"
+    yield from _plugin_faults(folder, manifest)
     yield from _record_faults(opened, manifest, suite, description, verdict)
+
+
+def _plugin_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield that the strategy's file is not that of the run, if so."""
+    plugin = plugin_of(folder, manifest)
+    if plugin is None or file_revision(plugin, alone=True) == manifest.plugin.revision:
+        return
+    n_files = sum(path.is_file() for path in (folder / PLUGIN).rglob("*"))
+    others = ", or a file that it uses," if n_files > 1 else ""
+    yield f"'{PLUGIN}/{plain(manifest.file)}'{others} is not the file of the run: its revision differs from {MANIFEST}"
 
 
 def _record_faults(
@@ -538,14 +550,22 @@ def _record_faults(
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission. Sets the number of records of the verdict."""
     machines = {Path(name).stem for name in opened.sidecars(manifests.ENVIRONMENTS)} | {""}
-    settings, ids, starts, inits = set(suite.settings), set[str](), set[str](), set[str]()
+    settings = set(suite.settings)
+    ids: set[str] = set()
+    starts: set[str] = set()
+    inits: set[str] = set()
     title = f"suite {verdict.suite}" if verdict.suite else "its cells without a suite"
     cells: list[Cell] = []
     for record in read_records(opened.path):
         verdict.records += 1
-        cell, twice = record.cell, record.cell_id in ids
-        fault = "has two records" if twice else "" if record.environment in machines else "has an unknown machine"
-        if fault := fault or _other_strategy(record, manifest, description):
+        cell = record.cell
+        if record.cell_id in ids:
+            fault = "has two records"
+        elif record.environment not in machines:
+            fault = "has an unknown machine"
+        else:
+            fault = _other_strategy(record, manifest, description)
+        if fault:
             yield f"{cell_name(record)} {fault}"
         ids.add(record.cell_id)
         inits |= {init.id for init in cell.inits}
@@ -564,7 +584,8 @@ def _record_faults(
 
 def _other_strategy(record: Record, manifest: Manifest, description: StrategyEntry) -> str:
     """Return why the strategy of a record does not belong to the submission, or ""."""
-    name, is_own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
+    name = record.cell.strategy.name
+    is_own = record.cell.strategy.name == manifest.strategy
     if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, description.kind):
         return "has another revision or another kind than the submitted strategy"
     if not is_own and record.kind == "deployable":
@@ -605,7 +626,8 @@ def differences(record: Record) -> Iterator[str]:
         items = items_of(record)
         if ((items.ranks > 0) != (items.predicted != items.labels)).any():
             yield "a test item's rank and its predicted class disagree"
-        results, loss = _scores(record, items), record.metrics.get("test_loss")
+        results = _scores(record, items)
+        loss = record.metrics.get("test_loss")
         if task is not None and loss is not None and loss.value is not None:
             successes = task.successes(loss.value, items.accuracy)
             results |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
@@ -663,13 +685,26 @@ def _difference(name: str, reported: Metric | None, result: Metric | None) -> It
     if reported is None or result is None:
         yield f"{plain(name, 60)} {'is missing' if reported is None else 'does not follow from the outcomes'}"
         return
-    pairs = [(reported.value, result.value), (reported.low, result.low), (reported.high, result.high)]
-    equal = (reported.unit, reported.n) == (result.unit, result.n) and all(
-        a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
+    equal = (
+        (reported.unit, reported.n) == (result.unit, result.n)
+        and _close(reported.value, result.value)
+        and _close(reported.low, result.low)
+        and _close(reported.high, result.high)
     )
     if not equal:
-        old, new = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, result))
-        yield f"{plain(name, 60)} is {old}, but the rest of the record gives {new}"
+        yield f"{plain(name, 60)} is {_words(reported)}, but the rest of the record gives {_words(result)}"
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    """Return whether two numbers are equal within TOLERANCE, or both missing."""
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _words(metric: Metric) -> str:
+    """Return a metric with all digits, its interval, unit and number."""
+    return f"{metric.value!r} [{metric.low!r}, {metric.high!r}] {plain(metric.unit, 20)} of {metric.n}"
 
 
 @lru_cache(maxsize=256)

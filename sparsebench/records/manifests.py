@@ -130,8 +130,12 @@ def omissions(folder: Path | Store) -> list[tuple[str, str]]:
 def environments(folder: Path | Store, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the descriptions of machines and their libraries with the given hashes, by hash."""
     values = Store.open(folder).values(ENVIRONMENTS, dict[str, Any])
-    machines = {name: values[f"{name}.json"] for name in hashes if f"{name}.json" in values}
-    return {name: {plain(key): plain(x) for key, x in sorted(about.items())} for name, about in machines.items()}
+    machines = {}
+    for name in hashes:
+        about = values.get(f"{name}.json")
+        if about is not None:
+            machines[name] = {plain(key): plain(value) for key, value in sorted(about.items())}
+    return machines
 
 
 def metrics(folder: Path | Store) -> tuple[MetricKind, ...]:

@@ -263,7 +263,8 @@ class Outcomes(Value):
             except zlib.error as error:
                 raise ValueError(f"packed outcomes are corrupt ({error})") from error
             content = bytes_of(np.frombuffer(numbers, "<u2"))
-        n, may_lack = info.data.get("n", 0), info.field_name not in ("predicted", "label")
+        n = info.data.get("n", 0)
+        may_lack = info.field_name not in ("predicted", "label")
         if isinstance(content, bytes) and len(content) not in (n, 2 * n) and (content or not may_lack):
             raise ValueError(f"{len(content)} bytes for {n} test items")
         return content

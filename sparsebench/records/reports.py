@@ -128,7 +128,8 @@ def _summary(report: Report) -> str:
 
 def text(report: Report, whole: bool) -> str:
     """Return the report as text: all checks if `whole`, otherwise those that failed or were not run."""
-    lines, group = [f"{report.label}  {_summary(report)}"], ""
+    lines = [f"{report.label}  {_summary(report)}"]
+    group = ""
     before = ""  # successive checks with the same message show it once
     for outcome in report.outcomes:
         if not whole and outcome.status in HARMLESS:

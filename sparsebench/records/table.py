@@ -386,12 +386,14 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with path.open("rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
             about = json.loads((file.schema_arrow.metadata or {})[ABOUT])
-            version, current = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
+            version = (about["format"], about["schema_version"])
+            current = (FORMAT, SCHEMA)
             if version != current:
                 step = "upgrade sparsebench" if version > current else "read it with the sparsebench that wrote it"
                 got, allowed = (f"{pair[0]}.{pair[1]}" for pair in (version, current))
                 raise UserError(f"{path} has records of version {got}", allowed=allowed, next_step=step)
-            fixed, types = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            fixed = _types()
+            types = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for name in fixed | types:
                 if name in ADDED and name not in types:
                     continue
@@ -461,7 +463,9 @@ def record_of(row: Row) -> Record:
         }
         for name, (unit, n, method) in parts.get("metrics", {}).items()
     }
-    outcomes = {"n": row[ITEMS]} | {field: row.get(name) or b"" for name, field in ITEM.items()} if row[ITEMS] else None
+    outcomes: Row | None = None
+    if row[ITEMS]:
+        outcomes = {"n": row[ITEMS]} | {field: row.get(name) or b"" for name, field in ITEM.items()}
     return Record.model_validate(
         parts
         | {name: row[name] for name in OF_RECORD}

@@ -467,7 +467,8 @@ class Supervisor:
                 raise ValueError("it is about another cell")
         except EOFError:
             code = worker.end(EXIT_SECONDS)
-            reason, from_outside = f"the worker {exit_text(code)}", -code in KILL_SIGNALS
+            reason = f"the worker {exit_text(code)}"
+            from_outside = -code in KILL_SIGNALS
             return WorkerEnd("crashed", reason, worker.last_words(), from_outside)
         except ValueError as error:
             return WorkerEnd("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())

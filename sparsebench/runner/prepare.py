@@ -65,7 +65,8 @@ class Context:
         self, environment: RunEnvironment, alone: bool = False, on_progress: OnProgress = lambda cells, share: None
     ):
         self.environment, self.alone, self.on_progress = environment, alone, on_progress
-        self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
+        self.trusted: set[tuple[str, ...]] = set()
+        self.fitted: dict[str, Fitted] = {}
         self.features: Probed | Unavailable | None = None
         self.heads = dict[str, Head]()
         self._draw = ""
@@ -365,7 +366,8 @@ def choose_schedule(
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, and split off validation data if the recipe asks for it and the task draws none."""
-    data, recipe = context.draw(task, cell), task.recipe()
+    data = context.draw(task, cell)
+    recipe = task.recipe()
     check_data(task, data)
     if recipe.validation and data.validation is None:
         data = data.hold_back(recipe.validation)

@@ -300,7 +300,9 @@ class Server:
     def __init__(
         self, environment: Mapping[str, str], python: Sequence[str] = (sys.executable,), path: Sequence[str] = ()
     ):
-        self.environment, self._python, self._lock = environment, python, threading.Lock()
+        self.environment = environment
+        self._python = python
+        self._lock = threading.Lock()
         self._path = list(path) or search_path()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self.close: Callable[[], object] = lambda: None
@@ -435,7 +437,10 @@ class Worker:
         log: Path,
         process: subprocess.Popen[bytes] | None = None,
     ):
-        self.pid, self.log, self._line, self._status = pid, log, line, status
+        self.pid = pid
+        self.log = log
+        self._line = line
+        self._status = status
         self._process = process  # a child of this process, or None if the server has forked it
         self._exit_code: int | None = None
         self._mark = 0

@@ -247,7 +247,8 @@ def clear(folder: Path | Store) -> None:
 def forget_answered(opened: Store) -> None:
     """Remove the lists of cells of ended runs that have all their records, and the folder of status files if empty."""
     out = opened.path
-    lists, used = cells_of(out), {run.cells for run in underway(out).values()}
+    lists = cells_of(out)
+    used = {run.cells for run in underway(out).values()}
     if lists.keys() - used:
         started = opened.newest()
         for name in lists.keys() - used:
@@ -299,7 +300,9 @@ class Progress(Callbacks):
         self.failures: set[tuple[str, str]] = set()
 
     def _open(self, total: int, quiet: bool = False) -> None:
-        self.total, self.quiet, self.began = total, quiet, time.monotonic()
+        self.total = total
+        self.quiet = quiet
+        self.began = time.monotonic()
         self.due = self.began + (QUIET_BAR_DELAY * quiet if self.live else LINE_INTERVAL)
 
     def _draw(self, done: int, text: str, left: str, last: str = "", shares: float = 0.0) -> None:

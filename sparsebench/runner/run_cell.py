@@ -989,7 +989,9 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, passes: Pas
     dense_steps = cost.dense()
     steps = passes.steps or dense_steps
     planned_steps = dense_steps if actor is None else actor.planned
-    dense_macs, macs, planned_macs = cost.macs(dense_steps), cost.macs(steps), cost.macs(planned_steps)
+    dense_macs = cost.macs(dense_steps)
+    macs = cost.macs(steps)
+    planned_macs = cost.macs(planned_steps)
     # The counts of an adaptive strategy are limits, from which no MACs follow.
     counts_are_limits = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
 

@@ -100,7 +100,8 @@ def share_interval(agrees: Sequence[bool], sources: Sequence[Hashable]) -> Inter
         t = stdtrit(np.array([n - 1, n_sources - 1]), (1 + LEVEL) / 2)
         independent = share * (1 - share) / variance if variance > 0 else math.inf
         effective = min(float(n), independent * float(t[0] / t[1]) ** 2)
-    wins, losses = share * effective, (1 - share) * effective
+    wins = share * effective
+    losses = (1 - share) * effective
     low = float(betaincinv(wins, losses + 1, (1 - LEVEL) / 2)) if wins > 0 else 0.0
     high = float(betaincinv(wins + 1, losses, (1 + LEVEL) / 2)) if losses > 0 else 1.0
     return share, low, high

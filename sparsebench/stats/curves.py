@@ -47,13 +47,15 @@ def area(points: Sequence[Results], spent: Sequence[float], lowest: float) -> Re
         points: the results at K budgets, then dense.
         spent, lowest: see `weights`.
     """
-    counts, dense = weights(spent, lowest), points[-1]
+    counts = weights(spent, lowest)
+    dense = points[-1]
     seeds = common_seeds(points)
     if not seeds:
         return None
-    means = {s: float(sum(w * point.means[s] for w, point in zip(counts, points, strict=True))) for s in seeds}
+    means = {}
     hits = {}
     for s in seeds:
+        means[s] = float(sum(w * point.means[s] for w, point in zip(counts, points, strict=True)))
         if _have_hits(points, [s]):
             parts = (w * point.hits[s][1] for w, point in zip(counts, points, strict=True))
             hits[s] = dense.hits[s][0], np.asarray(sum(parts), dtype=float)
@@ -71,11 +73,14 @@ def kept_accuracy(heights: Sequence[Results], dense: Results, lone: bool = False
 
 def _mean_intervals(values: Sequence[Results], lone: bool, least: float, most: float) -> list[Interval]:
     """Return the means over seeds, NaN without a seed, with 95 % intervals clipped to `least` and `most`."""
-    means = [float(np.mean(list(value.means.values()))) if value.means else math.nan for value in values]
-    return [
-        (mean, None, None) if math.isnan(half) else (mean, max(least, mean - half), min(most, mean + half))
-        for mean, half in zip(means, halves(values, lone).tolist(), strict=True)
-    ]
+    intervals: list[Interval] = []
+    for value, half in zip(values, halves(values, lone).tolist(), strict=True):
+        mean = float(np.mean(list(value.means.values()))) if value.means else math.nan
+        if math.isnan(half):
+            intervals.append((mean, None, None))
+        else:
+            intervals.append((mean, max(least, mean - half), min(most, mean + half)))
+    return intervals
 
 
 def _ratio(height: Results, dense: Results) -> Results:
@@ -230,7 +235,8 @@ def crossing(spent: Sequence[float], heights: np.ndarray, loss: float = LOSS) ->
     out[crosses & (last >= len(x) - 2)] = np.inf
     inside = np.flatnonzero(crosses & (last < len(x) - 2))
     k = last[inside]
-    low, high = y[inside, k], y[inside, k + 1]
+    low = y[inside, k]
+    high = y[inside, k + 1]
     share = (heights[inside, -1] - loss - low) / (high - low)
     out[inside] = x[k] + np.minimum(1.0, share) * (x[k + 1] - x[k])
     return out
@@ -259,17 +265,29 @@ def resample(
 def _have_hits(points: Sequence[Results], seeds: Sequence[int]) -> bool:
     """Return whether all points have results of the same test items for these seeds."""
     dense = points[-1]
-    return all(s in point.hits and point.hits[s][0] == dense.hits[s][0] for point in (dense, *points) for s in seeds)
+    for s in seeds:
+        if s not in dense.hits:
+            return False
+        items = dense.hits[s][0]
+        if not all(s in point.hits and point.hits[s][0] == items for point in points):
+            return False
+    return True
 
 
 def _clusters(strategy: Results, seeds: Sequence[int]) -> list[np.ndarray]:
     """Return for each seed the (I,) cluster numbers of its items; a cluster has the same number in all seeds."""
     if strategy.clusters is not None:
         return [strategy.clusters[s] for s in seeds]
-    tests = list(dict.fromkeys(strategy.hits[s][0] for s in seeds))
-    sizes = {strategy.hits[s][0]: len(strategy.hits[s][1]) for s in seeds}
-    starts = dict(zip(tests, np.cumsum([0, *(sizes[name] for name in tests)]).tolist(), strict=False))
-    return [starts[strategy.hits[s][0]] + np.arange(len(strategy.hits[s][1])) for s in seeds]
+    numbers: dict[Hashable, np.ndarray] = {}
+    start = 0
+    of_seeds = []
+    for s in seeds:
+        test, hits = strategy.hits[s]
+        if test not in numbers:
+            numbers[test] = start + np.arange(len(hits))
+            start += len(hits)
+        of_seeds.append(numbers[test])
+    return of_seeds
 
 
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
@@ -284,10 +302,9 @@ def aligned_gaps(strategies: Sequence[Results], groups: Sequence[Groups], lone: 
     Unlike the average minus the worst group, this gap is not biased above 0 if groups do not differ. None if items are
     unknown. A single seed has an interval, over its items, if it is `lone`: the only seed of all strategies.
     """
-    values = [
-        {s: hits for s, (_, hits) in sorted(strategy.hits.items()) if s in numbers}
-        for strategy, numbers in zip(strategies, groups, strict=True)
-    ]
+    values = []
+    for strategy, numbers in zip(strategies, groups, strict=True):
+        values.append({s: strategy.hits[s][1] for s in sorted(strategy.hits) if s in numbers})
     return _intervals(values, strategies, groups, lone, 1.0)
 
 
@@ -299,22 +316,28 @@ def gap_reductions(
     A single seed is treated as in `aligned_gaps`.
     """
     dense_hits = {s: (name, hits.astype(float)) for s, (name, hits) in dense.hits.items()}
-    values = [
-        {
-            s: dense_hits[s][1] - hits
-            for s, (name, hits) in sorted(strategy.hits.items())
-            if s in numbers and s in dense_hits and name == dense_hits[s][0]
-        }
-        for strategy, numbers in zip(strategies, groups, strict=True)
-    ]
+    values = []
+    for strategy, numbers in zip(strategies, groups, strict=True):
+        differences = {}
+        for s in sorted(strategy.hits.keys() & dense_hits.keys() & numbers.keys()):
+            name, hits = strategy.hits[s]
+            of_dense, hits_of_dense = dense_hits[s]
+            if name == of_dense:
+                differences[s] = hits_of_dense - hits
+        values.append(differences)
     return _intervals(values, strategies, groups, lone, math.inf)
 
 
 def worst_group(strategy: Results, groups: Groups) -> float | None:
     """Return the lowest of the groups' mean accuracies over seeds; not the mean of each seed's lowest."""
     G = max((1 + int(group.max(initial=0)) for group in groups.values()), default=0)
-    means = [_means(strategy.hits[s][1][None], groups[s], G)[0] for s in sorted(set(strategy.hits) & set(groups))]
-    whole = [mean for mean in np.transpose(means) if not np.isnan(mean).any()] if means else []
+    means = []
+    for s in sorted(strategy.hits.keys() & groups.keys()):
+        hits = strategy.hits[s][1]
+        means.append(_means(hits[None], groups[s], G)[0])
+    if not means:
+        return None
+    whole = [mean for mean in np.transpose(means) if not np.isnan(mean).any()]
     return float(min(np.mean(mean) for mean in whole)) if whole else None
 
 
@@ -341,7 +364,8 @@ def _intervals(
         lone: whether a single seed has an interval, over its items.
         most: intervals are clipped to [-most, most].
     """
-    parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in strategies]
+    gaps_of: list[dict[int, float]] = [{} for _ in strategies]
+    scores_of: list[dict[int, tuple[Hashable, np.ndarray]]] = [{} for _ in strategies]
     blocks: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, (value, numbers) in enumerate(zip(values, groups, strict=True)):
         for s in value:
@@ -349,8 +373,11 @@ def _intervals(
     for (s, _), places in blocks.items():
         gaps, scores = _linear(np.array([values[i][s] for i in places]), groups[places[0]][s])
         for i, gap, score in zip(places, gaps.tolist(), scores, strict=True):
-            parts[i][0][s], parts[i][1][s] = gap, (strategies[i].hits[s][0], score)
-    linear = [Results(*part, strategy.clusters) for part, strategy in zip(parts, strategies, strict=True)]
+            gaps_of[i][s] = gap
+            scores_of[i][s] = strategies[i].hits[s][0], score
+    linear = []
+    for strategy, gaps_of_seeds, scores_of_seeds in zip(strategies, gaps_of, scores_of, strict=True):
+        linear.append(Results(gaps_of_seeds, scores_of_seeds, strategy.clusters))
     return [None if math.isnan(gap[0]) else gap for gap in _mean_intervals(linear, lone, -most, most)]
 
 
@@ -360,8 +387,10 @@ def _linear(values: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarr
     A gap is a sum of means. To first order the contribution of an item is its difference from the mean of its group,
     divided by the size of the group (Cochran 1977, section 6.6). Items of other groups contribute nothing.
     """
-    means, mask = _means(values, group, len(SIGNS)), group < len(SIGNS)
+    means = _means(values, group, len(SIGNS))
+    mask = group < len(SIGNS)
     members = group[mask]
-    counts, scores = np.bincount(members, minlength=len(SIGNS)), np.zeros(values.shape)
+    counts = np.bincount(members, minlength=len(SIGNS))
+    scores = np.zeros(values.shape)
     scores[:, mask] = (values[:, mask] - means[:, members]) * SIGNS[members] / counts[members] * len(group)
     return means @ SIGNS, scores

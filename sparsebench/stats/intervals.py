@@ -62,7 +62,8 @@ def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
     out[last == len(sizes) - 1] = np.inf
     inside = np.flatnonzero((last >= 0) & (last < len(sizes) - 1))
     k = last[inside]
-    low, high = rates[inside, k], rates[inside, k + 1]
+    low = rates[inside, k]
+    high = rates[inside, k + 1]
     logs = np.log(sizes.astype(float))
     out[inside] = np.exp(logs[k] + (0.5 - low) / (high - low) * (logs[k + 1] - logs[k]))
     return out

@@ -146,7 +146,8 @@ class Pairs:
         critical = stdtrit(freedom[mask], 1 - (1 - LEVEL) / (2 * n_not_significant)) * error
         # The difference is found by bisection. The upper bound is at least five errors above each critical value, so it
         # is significant in practically all cases.
-        low, high = 0.0, float((critical + 5 * error).max())
+        low = 0.0
+        high = float((critical + 5 * error).max())
         for _ in range(50):
             middle = (low + high) / 2
             enough = ndtr((middle - critical) / error).mean() >= POWER
@@ -168,7 +169,8 @@ def detectable(pairs: Pairs, quantity: str = "accuracy", unit: str = "seeds") ->
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
     n = int(np.median(pairs.n_seeds[upper]))
-    board = f"{f'{n} {unit} each' if n > 1 else 'one network'}; {len(upper[0])} pairs of strategies on this board"
+    networks = f"{n} {unit} each" if n > 1 else "one network"
+    board = f"{networks}; {len(upper[0])} pairs of strategies on this board"
     if least > 1:
         return f"no difference in {quantity} is large enough to be significant in 80 % of cases ({board})"
     return (
@@ -193,7 +195,8 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 def mcnemar(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
     """Return exact two-sided p-values of McNemar's test, from the numbers of items that only a or only b gets right."""
-    fewer, total = np.minimum(only_a, only_b), only_a + only_b
+    fewer = np.minimum(only_a, only_b)
+    total = only_a + only_b
     return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(total, dtype=np.int64), 0.5))
 
 

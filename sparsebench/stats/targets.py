@@ -81,9 +81,10 @@ def _gap(curve: Sequence[Results], logs: np.ndarray, place: float, target: Targe
 def combined(parts: Sequence[tuple[float, Results]], constant: float = 0.0) -> Results:
     """Return the weighted sum of results plus a constant, for each common seed and, if all have them, its items."""
     seeds = sorted(set.intersection(*(set(part.means) for _, part in parts)))
-    means = {seed: float(sum(weight * part.means[seed] for weight, part in parts) + constant) for seed in seeds}
+    means = {}
     hits = {}
     for seed in seeds:
+        means[seed] = float(sum(weight * part.means[seed] for weight, part in parts) + constant)
         items = [part.hits.get(seed) for _, part in parts]
         first = items[0]
         if first is None or any(item is None or item[0] != first[0] for item in items):
@@ -132,7 +133,8 @@ def _first_crossing(places: np.ndarray, heights: np.ndarray) -> float:
 
 def _between(places: np.ndarray, heights: np.ndarray, left: int) -> float:
     """Return the number of images at which heights cross 0 between the places `left` and `left` + 1."""
-    low, high = heights[left], heights[left + 1]
+    low = heights[left]
+    high = heights[left + 1]
     share = -low / (high - low)
     return float(np.exp(places[left] + share * (places[left + 1] - places[left])))
 

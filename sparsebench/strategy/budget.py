@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -102,13 +103,13 @@ class Budget(BaseModel):
     @model_validator(mode="after")
     def _check_lists(self) -> Budget:
         counts, blocks = self.counts, self.blocks
-        if counts is not None and (not counts or min(counts) < 1 or any(a < b for a, b in pairwise(counts))):
+        if counts is not None and not _are_falling(counts):
             raise UserError(
                 "token counts (counts)",
                 got="+".join(map(str, counts)) or "none",
                 allowed="1 or more each, never more than before",
             )
-        if blocks is not None and (not blocks or min(blocks) < 0 or any(a >= b for a, b in pairwise(blocks))):
+        if blocks is not None and not _are_rising(blocks):
             raise UserError(
                 "budget blocks", got="+".join(map(str, blocks)) or "none", allowed="rising numbers from 0, none twice"
             )
@@ -166,6 +167,16 @@ class Budget(BaseModel):
         """The name of the budget in tables."""
         amount = AMOUNTS[self.amount].format(self.value)
         return " ".join(filter(None, (amount, self.rounding, self.places)))
+
+
+def _are_falling(counts: Sequence[int]) -> bool:
+    """Return whether there are counts, each 1 or more and none above the one before."""
+    return bool(counts) and min(counts) >= 1 and all(a >= b for a, b in pairwise(counts))
+
+
+def _are_rising(blocks: Sequence[int]) -> bool:
+    """Return whether there are blocks, each 0 or more and above the one before."""
+    return bool(blocks) and min(blocks) >= 0 and all(a < b for a, b in pairwise(blocks))
 
 
 def _check_per_block(value: Any) -> None:

@@ -134,7 +134,8 @@ def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
 
 def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int) -> None:
     """Raise StrategyError for illegal numbers in a plan that passed `check_form`; reading them waits for a GPU."""
-    (B, N), keep = index.shape, keep_of(plan, strategy, index, keep)
+    B, N = index.shape
+    keep = keep_of(plan, strategy, index, keep)
     for field, value, _ in _tensors(plan, B, N, keep, prefix):
         if value.is_floating_point() and bool(value.isnan().any()):
             raise StrategyError(f"'{strategy.name}': {field} holds NaN")

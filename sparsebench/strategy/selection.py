@@ -23,7 +23,8 @@ def farthest(distances: Tensor, first: Tensor, keep: int) -> Tensor:
         (B, M) positions in the order of choice, each at most once.
     """
     rows = torch.arange(len(distances), device=distances.device)
-    choices, nearest = [first], distances[rows, first]
+    choices = [first]
+    nearest = distances[rows, first]
     for _ in range(keep - 1):
         nearest = nearest.scatter(1, choices[-1][:, None], -torch.inf)
         choices.append(nearest.argmax(dim=1))
@@ -46,7 +47,8 @@ def largest_volume(kernel: Tensor, keep: int) -> Tensor:
     """
     B, N, _ = kernel.shape
     rows = torch.arange(B, device=kernel.device)
-    gain, factor = kernel.diagonal(dim1=1, dim2=2), kernel.new_zeros(B, N, keep)
+    gain = kernel.diagonal(dim1=1, dim2=2)
+    factor = kernel.new_zeros(B, N, keep)
     choices = [gain.argmax(dim=1)]
     for step in range(keep - 1):
         last = choices[-1]
@@ -79,11 +81,13 @@ def bipartite(keys: Tensor, keep: int, prefix: int, *, in_order: bool = False) -
         (B, N) the group of each token, as in `Merge`; and (B, N) booleans, True for the tokens of A that leave.
     """
     metric = F.normalize(keys.mean(dim=1), dim=2)
-    A, B = slice(prefix % 2, None, 2), slice(1 - prefix % 2, None, 2)
+    A = slice(prefix % 2, None, 2)
+    B = slice(1 - prefix % 2, None, 2)
     similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
     rank = ranks(sort(similarity, descending=True).indices)
     n, N = metric.shape[:2]
-    r, stay = N - keep, rank.shape[1] - (N - keep)
+    r = N - keep
+    stay = rank.shape[1] - (N - keep)
     leaving = rank < r
     place = (~leaving).cumsum(dim=1) - 1 if prefix or in_order else rank - r  # of the tokens of A that stay
     target = rank.new_empty(n, N)

@@ -41,7 +41,8 @@ def _compares(values: Tensor) -> bool:
 
 def _by_comparisons(values: Tensor, descending: bool) -> Sorted:
     """Return the same as `sort`: the rank of a value is the number of values before it."""
-    left, right = values[..., None, :], values[..., :, None]
+    left = values[..., None, :]
+    right = values[..., :, None]
     left_nan, right_nan = left != left, right != right
     before = (left > right) | (left_nan & ~right_nan) if descending else (left < right) | (right_nan & ~left_nan)
     position = torch.arange(values.shape[-1], device=values.device)

@@ -84,7 +84,10 @@ def parse(text: str, positional: str | None = None) -> Spec:
 
 def label(name: str, params: Mapping[str, Any]) -> str:
     """Return the label of a strategy in tables: its name, with the parameters that are not at their defaults."""
-    return name + (f"({', '.join(f'{key}={value}' for key, value in params.items())})" if params else "")
+    if not params:
+        return name
+    words = ", ".join(f"{key}={value}" for key, value in params.items())
+    return f"{name}({words})"
 
 
 def is_named(label: str, name: str, value: Any) -> bool:

@@ -45,7 +45,8 @@ class Grouped(Merge):
         """Return the plan with this number of groups. Without `groups` their number is read, which waits for a GPU."""
         if isinstance(plan, Grouped):
             return plan
-        target, M = plan.target, int(plan.target.max()) + 1 if groups is None else groups
+        target = plan.target
+        M = int(plan.target.max()) + 1 if groups is None else groups
         rows = torch.arange(len(target) + 1, device=target.device)[:, None] * M
         group = torch.where(target < 0, rows[-1:], target + rows[:-1])
         group, order = sort(group.flatten())

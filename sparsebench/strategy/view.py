@@ -96,8 +96,14 @@ class TokenView:
         memory: dict[str, Any] | None = None,
     ):
         self._fields, self._random = fields, random
-        self.index, self.sizes, self.weights, self.grid = index, sizes, weights, grid
-        self.block, self.depth, self.prefix_count, self.training = place.block, place.depth, place.prefix, training
+        self.index = index
+        self.sizes = sizes
+        self.weights = weights
+        self.grid = grid
+        self.block = place.block
+        self.depth = place.depth
+        self.prefix_count = place.prefix
+        self.training = training
         self.learned, self.memory = learned, {} if memory is None else memory
 
     def __getattr__(self, name: str) -> Any:

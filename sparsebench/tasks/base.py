@@ -118,7 +118,8 @@ def coverage(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
     shares = []
     for side, pixels in enumerate((height, width)):
         part = pixels / len(parts[side])
-        low, start = parts[side] * part, boxes[:, side, None]
+        low = parts[side] * part
+        start = boxes[:, side, None]
         end = start + boxes[:, side + 2, None]
         shares.append((end.clip(low, low + part) - start.clip(low, low + part)) / part)
     return (shares[0][:, :, None] * shares[1][:, None, :]).reshape(len(boxes), -1)
@@ -384,7 +385,8 @@ class Task(BaseModel):
 def check_data(task: Task, data: Data) -> None:
     """Raise UserError if inputs or labels are not as `Split` says, or a record does not hold that many test items."""
     check_items(task, len(data.test.labels))
-    dtype, classes = "uint8" if task.inputs == "images" else "float32", len(data.classes)
+    dtype = "uint8" if task.inputs == "images" else "float32"
+    classes = len(data.classes)
     for name in ("train", "test", "validation"):
         split: Split | None = getattr(data, name)
         if split is None:

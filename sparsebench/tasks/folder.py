@@ -93,7 +93,8 @@ def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
     """
     from PIL import Image
 
-    side, method = int(canvas / crop), Image.Resampling[filter.upper()]
+    side = int(canvas / crop)
+    method = Image.Resampling[filter.upper()]
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     if resize == "short" and max(rgb.size) > LONG * min(rgb.size):
@@ -435,7 +436,8 @@ class Folder(Task):
     def _pixels(self, names: Sequence[str], locations: Locations, images: str = "") -> Pixels:
         """Return the pictures of these names, cut by the task's parameters; see `_folders`."""
         cut = self.with_cut({}).model_dump(include=set(USUAL))
-        size, method = cut.pop("canvas"), "-".join(f"{key}-{value}" for key, value in cut.items())
+        size = cut.pop("canvas")
+        method = "-".join(f"{key}-{value}" for key, value in cut.items())
         images = images or self.images
         folder = contents_of(images, path_of(images, locations))
         return folder.pixels(names, size, partial(cut_out, **cut), method)

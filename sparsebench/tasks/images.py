@@ -50,7 +50,9 @@ def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, st
     Returns:
         The (n, 4) boxes: top, left, height, width.
     """
-    n, S, s = len(canvas), canvas.shape[2], pictures.shape[2]
+    n = len(canvas)
+    S = canvas.shape[2]
+    s = pictures.shape[2]
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
     # A window at each position, without copies: one assignment then moves whole rows of pixels.
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(2, 3), writeable=True)
@@ -83,14 +85,16 @@ def warp(pictures: np.ndarray, strength: float, rng: np.random.Generator) -> np.
     """
     from scipy.ndimage import map_coordinates
 
-    out, s = np.empty_like(pictures), pictures.shape[-1]
+    out = np.empty_like(pictures)
+    s = pictures.shape[-1]
     for first in range(0, len(pictures), 1000):  # bounds the memory
         part = pictures[first : first + 1000]
         n = len(part)
         turn, size, shear, down, right = strength * rng.uniform(-1, 1, (5, n, 1, 1))
         cos, sin = np.cos(TURN * turn), np.sin(TURN * turn)
         middle = (s - 1) / 2
-        y, x = (np.arange(s) - middle)[:, None] - MOVE * s * down, (np.arange(s) - middle) - MOVE * s * right
+        y = (np.arange(s) - middle)[:, None] - MOVE * s * down
+        x = (np.arange(s) - middle) - MOVE * s * right
         x = x + SHEAR * shear * y
         rows, columns = np.exp(SCALE * size) * np.stack([cos * y - sin * x, sin * y + cos * x]) + middle
         places = np.broadcast_arrays(

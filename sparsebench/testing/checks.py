@@ -485,7 +485,8 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
 def _reads(strategy: Strategy) -> int:
     """Return how many numbers are read from tensors per block in which a strategy acts, the maximum over passes."""
     case = images_for("class token", tiny(), 7)
-    actor, most = actor_on(fresh(strategy), case, Budget(keep_rate=0.5)), 0.0
+    actor = actor_on(fresh(strategy), case, Budget(keep_rate=0.5))
+    most = 0.0
     for training in (False, True):
         counter = Reads()
         with counter, torch.set_grad_enabled(training):
@@ -543,7 +544,8 @@ def exports(strategy: Strategy) -> str:
     if reason := export_obstacle(type(strategy)):
         return f"no: {reason}"
     budget: dict[str, Any] = {"keep_rate": 0.7} if strategy.budgeted else {}
-    model, cudnn = tiny(depth=2), cast(Any, torch.backends.cudnn)
+    model = tiny(depth=2)
+    cudnn = cast(Any, torch.backends.cudnn)
     before = "tf32" in (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
     try:
         cudnn.allow_tf32 = False  # torch.export fails if the parts have different settings
@@ -587,7 +589,9 @@ def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
     failed: set[str] = set()
     declared = expected_failures(strategy)
     for outcome in report.outcomes:
-        start, reason, status = time.perf_counter(), declared.get(outcome.check), cast(Status, "passed")
+        start = time.perf_counter()
+        reason = declared.get(outcome.check)
+        status = cast(Status, "passed")
         try:
             text = CHECKS[outcome.check](strategy)
             if reason is not None:

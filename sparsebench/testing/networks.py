@@ -87,7 +87,8 @@ cached = cache(build)
 
 def images_for(name: str, vit: Any, n: int = B, precision: str = "float32") -> Case:
     """Return the case of a timm model with n random images."""
-    network, rng = DeepViT(vit, precision=precision), torch.Generator().manual_seed(1)
+    network = DeepViT(vit, precision=precision)
+    rng = torch.Generator().manual_seed(1)
     height, width = (side * patch for side, patch in zip(network.grid, network.patch, strict=True))
     return Case(
         name,
@@ -150,6 +151,7 @@ class _OneLayer(nn.Module):
 def _one_layer() -> Case:
     """Return a network of one layer on tokens without positions and pixels."""
     N, d, rng = 20, 16, torch.Generator().manual_seed(1)
-    inputs, relevance = torch.randn(B, N, d, generator=rng), (torch.rand(B, N, generator=rng) < 0.4).float()
+    inputs = torch.randn(B, N, d, generator=rng)
+    relevance = (torch.rand(B, N, generator=rng) < 0.4).float()
     recipe = Recipe("hinge", "sgd", 0.4, B, epochs=1, steps=1, fixed_selection=True)
     return Case("one layer", _OneLayer(N, d, rng), inputs, torch.arange(B) % 2, relevance, recipe)

@@ -179,8 +179,11 @@ def _answer(worker: Worker, limit: float) -> Message:
         if (message := worker.answer(limit, Message)) is not None:
             return message
     except EOFError:
-        text, words = exit_text(worker.end(PATIENCE)), text_since(worker.log).strip().splitlines()
-        return Message(ended=("crashed", f"it {text}" + (f": {words[-1][:200]}" if words else "")))
+        why = f"it {exit_text(worker.end(PATIENCE))}"
+        lines = text_since(worker.log).strip().splitlines()
+        if lines:
+            why = f"{why}: {lines[-1][:200]}"
+        return Message(ended=("crashed", why))
     except ValueError as error:
         return Message(ended=("crashed", f"its answer cannot be read: {error}"))
     return Message(ended=("timeout", f"it took more than {limit:g} s and was ended"))

@@ -92,7 +92,10 @@ class Runner(Watched):
 
     def __init__(self, strategy: Strategy, case: Case, rate: float = 0.5, ask: Ask | None = None):
         super().__init__(fresh(strategy))
-        self.case, self._ask, self.plans, self.modes = case, ask, list[Plan | None](), set[str]()
+        self.case = case
+        self._ask = ask
+        self.plans: list[Plan | None] = []
+        self.modes: set[str] = set()
         self.actor = actor_on(self, case, Budget(keep_rate=rate))
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
@@ -217,7 +220,8 @@ class Check:
 
     def _on_each(self, strategy: Strategy) -> str:
         """Return the remarks on all cases, and why the strategy cannot act on some of them."""
-        remarks, cannot = dict[str, None](), dict[str, str]()
+        remarks: dict[str, None] = {}
+        cannot: dict[str, str] = {}
         for name in self.cases:
             try:
                 remarks[self.function(strategy, cached(name)) or ""] = None
@@ -244,7 +248,8 @@ def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> 
     """Return a decorator that registers a function as a check, see `Check`."""
 
     def add(function: F) -> F:
-        name, says = function.__name__, (function.__doc__ or "").partition("\n")[0]
+        name = function.__name__
+        says = (function.__doc__ or "").partition("\n")[0]
         CHECKS[name] = Check(name, says, function, group, cases, alone)
         return function
 

@@ -247,9 +247,13 @@ class Outputs:
 
     def _passes(self, batch: int, seconds: list[float]) -> dict[str, Any]:
         """Return the tensors of all batches as arrays, and the other fields of `Passes`."""
-        by_block = zip(*self.choices, strict=True)
-        return {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()} | {
-            "choices": [_join(parts) for parts in by_block if any(part.has_choice for part in parts)],
+        choices = []
+        for parts in zip(*self.choices, strict=True):
+            if any(part.has_choice for part in parts):
+                choices.append(_join(parts))
+        arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in self.tensors.items()}
+        return arrays | {
+            "choices": choices,
             "steps": [mean_step(block) for block in zip(*self.steps, strict=True)],
             "macs": np.concatenate(self.macs) if self.macs else np.empty(0),
             "batch": batch,
@@ -351,13 +355,15 @@ def _choices(acting: Pass, N: int) -> Iterator[Choice]:
             continue
         # Tokens that rested in earlier blocks are present again.
         present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
-        kept, values = patches_in(decision.after, N), decision.plan.scores
+        kept = patches_in(decision.after, N)
+        values = decision.plan.scores
         scores = kept.float() if values is None else _spread(decision.before, values.float(), N)
         yield _choice(block, kept, scores.masked_fill(~present, torch.nan), values is not None)
 
 
 def _join(parts: Sequence[Choice]) -> Choice:
-    kept, scores = (np.concatenate(arrays) for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
+    kept = np.concatenate([part.kept for part in parts])
+    scores = np.concatenate([part.scores for part in parts])
     return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
 
 
@@ -427,7 +433,8 @@ class Watched(StandIn):
 
     def __init__(self, strategy: Strategy):
         super().__init__(strategy)
-        self.read, self.changed = set[str](), set[str]()
+        self.read: set[str] = set()
+        self.changed: set[str] = set()
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return the plan of the strategy."""
@@ -457,8 +464,10 @@ def check_leaks(network: Network, actor: Actor, samples: Samples, recipe: Recipe
     """
     mask = None if actor.strategy.kind == "oracle" else samples.relevance
     few = copy.copy(samples)
-    few.items, few.inputs = samples.items[:CHECKED], samples.inputs[:CHECKED]
-    watched, strategy = copy.copy(actor), Watched(actor.strategy)
+    few.items = samples.items[:CHECKED]
+    few.inputs = samples.inputs[:CHECKED]
+    watched = copy.copy(actor)
+    strategy = Watched(actor.strategy)
     watched.strategy = cast(Any, strategy)
     with seeds.global_states_kept():
         first_kept, first_answers = _answers(network, watched, few, recipe, batch)

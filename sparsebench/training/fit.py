@@ -62,7 +62,8 @@ class _Frozen:
         self._network, self._recipe, self.count = network, recipe, 0
         self._relevance = relevance if "relevance" in actor.requires and actor.strategy.kind == "oracle" else None
         self._actor = copy.copy(actor)
-        self._actor.more, self._actor.checked = tuple(actor.keep), set()
+        self._actor.more = tuple(actor.keep)
+        self._actor.checked = set()
         self._actor.traits = actor.traits._replace(own_macs=lambda place: 0.0)
 
     def __call__(self, images: Images, look: Look | None = None, /) -> Tensor:

@@ -115,10 +115,14 @@ class Training:
         early: EarlyStopping | None = None,
         steps: Steps | None = None,
     ):
-        self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
+        self.network = network
+        self.actor = actor
+        self.samples = samples
+        self.recipe = recipe
         self.order_seed, self.teacher, self.early = order_seed, teacher, early
         self.n = len(samples.labels)
-        self.batch, self.total = min(recipe.batch or self.n, self.n), recipe.total(self.n)
+        self.batch = min(recipe.batch or self.n, self.n)
+        self.total = recipe.total(self.n)
         if steps is not None:
             self.steps = steps
         self.begin()
@@ -157,7 +161,9 @@ class Training:
         Raises:
             DivergedError: the loss became NaN or infinite.
         """
-        self.summed, self.seen, self.step = self.summed + loss, self.seen + len(batch.rows), self.step + 1
+        self.summed = self.summed + loss
+        self.seen += len(batch.rows)
+        self.step += 1
         self.finished = self.step == self.total
         if not batch.ends_pass:
             return
@@ -257,7 +263,9 @@ class Checkpoint:
     def __init__(self, path: Path, training: Training, interval: float, made_by: Mapping[str, str]):
         self.path, self.training, self.interval = path, training, interval
         self.made_by = {**made_by, "torch": str(torch.__version__), "sparsebench": __version__}
-        self.due, self.resumed, self.warned = time.monotonic() + interval, 0, False
+        self.due = time.monotonic() + interval
+        self.resumed = 0
+        self.warned = False
 
     def resume(self) -> None:
         """Continue from the file, if it exists and can be used."""
@@ -328,7 +336,8 @@ class Watch:
         """Measure after a number of steps, unless it was already done."""
         if self.looks and self.looks[-1] == step:
             return
-        training, steps = self.training, cast(Any, self.training.steps)
+        training = self.training
+        steps = cast(Any, self.training.steps)
         steps.store()
         self.looks.append(step)
         if hasattr(steps, "test"):

@@ -180,7 +180,8 @@ class Samples:
     def _batches_from_host(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of inputs in host memory. Two buffers take turns: one is filled while the other is copied."""
         device = self.items.device
-        rows_on_host, rows_on_device = self.items.cpu().split(size), self.items.split(size)
+        rows_on_host = self.items.cpu().split(size)
+        rows_on_device = self.items.split(size)
         copying = torch.cuda.Stream(device)
         copied = [torch.cuda.Event(), torch.cuda.Event()]
         # Copies from pinned memory are asynchronous; allocating it is expensive.
@@ -189,7 +190,8 @@ class Samples:
 
         def send(number: int) -> Tensor:
             rows = rows_on_host[number]
-            buffer, event = buffers[number % 2][: len(rows)], copied[number % 2]
+            buffer = buffers[number % 2][: len(rows)]
+            event = copied[number % 2]
             event.synchronize()  # the previous batch in this buffer is on the device
             torch.index_select(self.inputs, 0, rows, out=buffer)
             with torch.cuda.stream(copying):
@@ -291,9 +293,13 @@ class Autograd:
     def __init__(
         self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, teacher: Teacher | None = None
     ):
-        self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
+        self.network = network
+        self.actor = actor
+        self.samples = samples
+        self.recipe = recipe
         self.teacher = teacher
-        self.parts, self.total = recipe.accumulate, recipe.total(len(samples.labels))
+        self.parts = recipe.accumulate
+        self.total = recipe.total(len(samples.labels))
         self.opt = optimiser(recipe, network.module)
         self.rates = [group["lr"] for group in self.opt.param_groups]
         network.module.train()

@@ -96,7 +96,8 @@ def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
     described = {f"strategies/{k}.json": json.dumps(entry) for k, entry in
                  enumerate((about, about | {"name": "not in it", "bibtex": "@article{other}"}))}  # fmt: skip
     table.write(tmp_path / "records" / "one.parquet", rows, described)
-    assert call(tmp_path, "--format", "bibtex") == (0, "@article{one}\n\n")
+    code, text = call(tmp_path, "--format", "bibtex")
+    assert code == 0 and text.endswith("\n\n@article{one}\n\n") and "{other}" not in text and "{sparsebench," in text
 
 
 PAGE = "above\n<!-- one board -->\nold\n<!-- end of one board -->\nbetween\n<!-- paper verdicts -->\n" + (

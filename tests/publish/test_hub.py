@@ -82,6 +82,8 @@ def test_the_card_has_results_as_yaml_tables_and_citations(hub: Hub, out: Path, 
     assert {(row["task"], "accuracy") for row in rows} <= found.keys()
     for row in rows:
         assert found[row["task"], "accuracy"] == pytest.approx(row["accuracy"], rel=1e-8)
+    for result in model["results"]:  # each metric is named with the settings of its result
+        assert all(result["dataset"]["args"]["budget"] in metric["name"] for metric in result["metrics"])
     text = card.split("\n---\n", 1)[1]
     assert "Ada One" in text and "<https://a.example/paper>" in text and "MIT" in text and "| norm" in text
     assert "<img" not in text.replace("\\<img", "") and "](https://bad" not in text.replace("\\](", "")

@@ -212,14 +212,17 @@ class Pixels:
             header = {"descr": "|u1", "fortran_order": False, "shape": self.shape}
             np.lib.format.write_array_header_1_0(file, header)
             file.flush()
-            start, size = file.tell(), math.prod(self.shape[1:])
+            start = file.tell()
+            size = math.prod(self.shape[1:])
 
             def write(i: int) -> None:
                 if os.pwrite(file.fileno(), self.row(i).tobytes(), start + i * size) < size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-            errors = in_threads(write, range(self.shape[0]), count)[1].values()
-            if bad := {name: reason for error in errors for name, reason in error.reasons.items()}:
+            _, errors = in_threads(write, range(self.shape[0]), count)
+            for error in errors.values():
+                bad |= error.reasons
+            if bad:
                 raise BadPicturesError(bad)  # so that whole_file discards the file
         return bad
 
@@ -243,13 +246,15 @@ def decode(arrays: Sequence[Pixels]) -> None:
         missing = [array for array in arrays if array.read() is None]  # another process may have written some
         if not missing:
             return
-        n, size = sum(array.shape[0] for array in missing), sum(array.size for array in missing)
+        n = sum(array.shape[0] for array in missing)
+        size = sum(array.size for array in missing)
         if (free := shutil.disk_usage(folder).free) < size:
             raise UserError(
                 f"decoded pictures need {size / 1e9:.2f} GB in {folder}, and {free / 1e9:.2f} GB are free",
                 next_step=f"free disk space, or set {CACHE} to a folder on another disk",
             )
-        count, bad = counter(f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", n), dict[str, str]()
+        count = counter(f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", n)
+        bad: dict[str, str] = {}
         for array in missing:
             bad |= array.write(count)
     if bad:

@@ -214,7 +214,9 @@ def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
         splits[split][label] = squares[start : start + n]  # pictures of a class are adjacent, since paths are sorted
         start += n
     classes = tuple(sorted(splits["train"]))
-    return Foregrounds(classes, *({label: splits[split][label] for label in classes} for split in ("train", "test")))
+    train = {label: splits["train"][label] for label in classes}
+    test = {label: splits["test"][label] for label in classes}
+    return Foregrounds(classes, train, test)
 
 
 def _digits(size: int) -> Foregrounds:
@@ -224,18 +226,15 @@ def _digits(size: int) -> Foregrounds:
     from sparsebench import seeds
 
     table = np.loadtxt(of_scikit_learn("data/digits.csv.gz"), delimiter=",")
-    images, target = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
+    images = table[:, :-1].reshape(-1, 8, 8)
+    target = table[:, -1].astype(int)
     rng = seeds.generator("digits", "colours")
     ink, paper = rng.uniform(0.6, 1.0, (len(images), 3)), rng.uniform(0.0, 0.4, (len(images), 3))
-    shade = (
-        np.stack(
-            [
-                np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
-                for x in images
-            ]
-        )[..., None]
-        / 255
-    )
+    resized = []
+    for image in images:
+        grey = Image.fromarray((image * 15.9).astype(np.uint8))
+        resized.append(np.asarray(grey.resize((size, size), Image.Resampling.BICUBIC)))
+    shade = np.stack(resized)[..., None] / 255
     coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
     coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
@@ -251,9 +250,13 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     for split in ("train", "test"):
         data = known.dataset(name, root, split)
         if name == SVHN:
-            pixels, labels, classes = data.data.transpose(0, 2, 3, 1), data.labels, tuple(map(str, range(10)))
+            pixels = data.data.transpose(0, 2, 3, 1)
+            labels = data.labels
+            classes = tuple(map(str, range(10)))
         else:
-            pixels, labels, classes = data.data, np.array(data.targets), tuple(data.classes)
+            pixels = data.data
+            labels = np.array(data.targets)
+            classes = tuple(data.classes)
         squares = _squares(f"{name}-{split}", pixels, size)
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
@@ -377,7 +380,8 @@ def read_array(path: Path) -> np.ndarray:
             pixels = archive[archive.files[0]] if archive.files else np.empty(0)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} cannot be read as an .npz file ({error})", next_step="repair or replace it") from error
-    of_bytes, real = pixels.dtype == np.uint8, pixels.dtype.kind == "f"
+    of_bytes = pixels.dtype == np.uint8
+    real = pixels.dtype.kind == "f"
     shaped = pixels.ndim == 4 and pixels.shape[3] == 3 and 0 not in pixels.shape
     if not (shaped and (of_bytes or (real and pixels.min() >= 0 and pixels.max() <= 1))):
         span = f", {pixels.min():g} to {pixels.max():g}" if shaped and real else ""

@@ -406,7 +406,8 @@ def contents(
     root, names = listed.root, list(listed.pictures)
     if not names:
         raise UserError(f"{root} holds no pictures", allowed=sorted(SUFFIXES))
-    about, others = {name: sha256_of(root / name) for name in tables}, dict(listed.others)
+    about = {name: sha256_of(root / name) for name in tables}
+    others = dict(listed.others)
     if loose := [name for name in names if not belongs(name)]:
         others["pictures in no class folder"] = loose
     hashed, left_out = _hashes(root, names)

@@ -235,7 +235,8 @@ def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -
     Raises:
         UserError: a row has no picture, several pictures match, or a picture has two rows.
     """
-    exact, alike = set(names), defaultdict[str, list[str]](list)
+    exact = set(names)
+    alike = defaultdict[str, list[str]](list)
     if not exact.issuperset(files):
         for name in names:
             alike[_key(name)].append(name)

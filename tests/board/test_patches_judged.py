@@ -1,0 +1,86 @@
+"""Predicted patches on a board, and drawn, from one small run of the suite patches on networks of the package."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import call
+
+import sparsebench
+from sparsebench.board.patches import COLUMNS
+from sparsebench.inspection.predictions import NOT_JUDGED, show_predictions
+from sparsebench.measure.patches import patch_labels
+from sparsebench.plan.request import Execution, Files, Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import numbers_of
+from sparsebench.runner import run as runs
+from sparsebench.runner.progress import SILENT
+
+TASK, N_TRAIN, STRATEGY = "patches:test=40", 40, "attn_topk"
+EVERY = ("dense", STRATEGY, "random_inside:macs=0.5")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def board(out: Path) -> pd.DataFrame:
+    """Return the board by strategy, of two repetitions."""
+    runs.run_missing(asked(2), Files(), Execution("cpu", jobs=0), Registry(), out)
+    return sparsebench.leaderboard(out).set_index("strategy")
+
+
+def asked(seeds: int) -> Request:
+    return Request(plugins=EVERY, suite="patches", tasks=(TASK,), n_train=(N_TRAIN,), seeds=seeds, alone=True)
+
+
+def test_iou_is_that_of_the_records_with_an_interval(board: pd.DataFrame) -> None:
+    for name, row in board.iterrows():
+        assert row["iou_low"] <= row["iou"] <= row["iou_high"], name
+        assert row["iou_delta"] == pytest.approx(row["iou"] - board["iou"]["dense"])
+    assert board["iou_delta"]["dense"] == board["iou_delta_low"]["dense"] == 0
+    gain = board["iou"][STRATEGY] - board["iou"]["random_inside"]
+    assert board["iou_random_delta"][STRATEGY] == pytest.approx(gain)
+    assert not {"linear_accuracy", "neighbour_accuracy", "images_to_target"} & set(board)
+
+
+def test_columns_are_means_over_seeds(out: Path, board: pd.DataFrame) -> None:
+    records = sparsebench.load_records(out)
+    for column in ("iou", "iou_pixels", "accuracy_relevant", "accuracy_irrelevant", "accuracy_boundary"):
+        means = records.groupby(records["strategy"].astype(str))[column].mean()
+        for name in board.index:
+            assert board[column][name] == pytest.approx(means[name]), column
+
+
+def test_a_table_has_them(out: Path, board: pd.DataFrame) -> None:
+    text = call("leaderboard", out, "--wide").output
+    table = text.partition("Predicted patches")[2]
+    assert all(column.title in table for column in COLUMNS[:6])
+    assert "2 classes" in text and "test patches" in text and "without a strategy" in text
+
+
+def test_predictions_are_drawn_from_the_records(out: Path, board: pd.DataFrame) -> None:
+    before = len(store.read(out))
+    shown = show_predictions(asked(1), Files(), Execution("cpu", jobs=0), out, SILENT, 3)
+    records = {record.label: record for record in store.read(out).values() if record.cell.repetition == 0}
+    assert len(store.read(out)) == before, "nothing is run again"
+    assert shown.pictures.shape == (3, 32, 32, 3) and shown.patch_classes == ("background", "object")
+    assert shown.truth.tolist() == patch_labels(shown.matters.astype(np.uint8), (8, 8)).tolist()
+    assert {each.label for each in shown.predicted} == set(board.index)
+    for each in shown.predicted:
+        outcomes = records[each.label].outcomes
+        assert outcomes is not None and each.iou == records[each.label].metrics["iou"].value
+        every = numbers_of(outcomes.predicted, outcomes.n).reshape(40, 64).tolist()
+        assert all(row in every for row in each.classes.tolist()) and NOT_JUDGED not in each.classes
+
+
+def test_the_command_draws_them(out: Path, board: pd.DataFrame, tmp_path: Path) -> None:
+    options = ["--suite", "patches", "--task", TASK, "--n-train", N_TRAIN, "--out", out, "--jobs", 0]
+    file = tmp_path / "predicted.png"
+    done = call("show-tokens", "--plugin", STRATEGY, "--macs", 0.5, *options, "--file", file)
+    assert done.exit_code == 0, done.output
+    assert file.read_bytes().startswith(b"\x89PNG")
