@@ -248,8 +248,10 @@ def curves(
     others = [line for name, line in lines.items() if name not in looks]
     bottom = _bottom(named)
 
-    notes = [f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy."]
-    notes.append("Bars: 95 % intervals of differences. The vertical axis is stretched near dense.")
+    notes = [
+        f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy.",
+        "Bars: 95 % intervals of differences. The vertical axis is stretched near dense.",
+    ]
     notes += _notes_on_others(others, bottom)
     if not strategies:
         notes.append(f"In colour: {named_by_default(rows, third_party)}.")

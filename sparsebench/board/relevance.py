@@ -91,8 +91,11 @@ def correlation(rows: pd.DataFrame) -> Interval:
         return value, None, None
     rng = np.random.default_rng(0)
     samples = rng.integers(0, n, (RESAMPLES, n))
-    resampled = np.array([_spearman(np.concatenate([of_strategies[i] for i in sample])) for sample in samples])
-    low, high = percentiles(resampled, n)
+    resampled = []
+    for sample in samples:
+        pairs = [of_strategies[i] for i in sample]
+        resampled.append(_spearman(np.concatenate(pairs)))
+    low, high = percentiles(np.array(resampled), n)
     return value, max(-1.0, low), min(1.0, high)
 
 

@@ -97,7 +97,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
             axis.set_title(f"{budget:g} of the MACs", fontsize="medium")
         fit(axes[0], min(-0.5, drawn["low"].min()), max(0.2, drawn["high"].max()))
         axes[0].set_ylabel("accuracy against dense, points")
-        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=3, columnspacing=1.2)
+        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=2.2, columnspacing=1)
     return figure
 
 
@@ -157,7 +157,7 @@ def _draw_chart(axis: Axes, points: pd.DataFrame, looks: dict[str, style.Series]
         if name not in REFERENCES:
             axis.vlines(x, line["low"], line["high"], color=look.color, linewidth=0.8, alpha=0.7)
     shares = sorted(points["share"].unique())
-    axis.set_xticks(shares, [f"{100 * share:.2g} %" for share in shares])
+    axis.set_xticks(shares, [f"{100 * share:.{0 if share >= 0.1 else 1}f} %" for share in shares])
     axis.set_xticks([], minor=True)
     axis.set_xlabel("share of relevant tokens in the pictures")
     axis.grid(axis="y")

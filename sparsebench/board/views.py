@@ -410,7 +410,11 @@ def only(report: Report | Table, strategies: Sequence[str]) -> Report:
     if isinstance(report, Table):
         report = Report([report], report)
     tables = [*report.tables, report.data]
-    check_names(strategies, [name for table in tables for row in table.rows for name in _strategies_of(row)])
+    names: list[str] = []
+    for table in tables:
+        for row in table.rows:
+            names += _strategies_of(row)
+    check_names(strategies, names)
     parts = []
     for table in tables:
         rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in _strategies_of(row))]

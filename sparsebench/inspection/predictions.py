@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 STRENGTH = 0.6
 """The strength of the tint of a class."""
-COLOURS = (*style.COLOURS, "#000000", "#F0E442", "#7f3c8d", "#8c564b")
+COLOURS = (*style.COLOURS, "#000000", "#17becf", "#7f3c8d", "#8c564b")
+"""Colours of classes: without yellow, which outlines objects."""
 NOT_JUDGED = -1
+DENSE = "dense"
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def show_predictions(
 
 
 def _jobs_shown(jobs: Sequence[Job]) -> list[Job]:
-    """Return the requested jobs of the first repetition with the most training images.
+    """Return the requested jobs of the first repetition with the most training images, those of dense first.
 
     Raises:
         UserError: they have several tasks or models.
@@ -119,7 +121,7 @@ def _jobs_shown(jobs: Sequence[Job]) -> list[Job]:
             got=f"{len(settings)} of them",
             next_step="give their parameters with --task and --model, and one file of weights",
         )
-    return shown
+    return sorted(shown, key=lambda job: job.cell.strategy.name != DENSE)
 
 
 def _predicted(job: Job, record: Record, labels: np.ndarray, rows: np.ndarray) -> Predicted:

@@ -269,7 +269,9 @@ def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]
     """
     unknown_parts = zip(*(name.split(".")[:-1] for name in weights if name not in expected), strict=False)
     common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, unknown_parts)]
-    prefixes = ["".join(f"{part}." for part in common[:n]) for n in range(len(common) + 1)]
+    prefixes = [""]
+    for part in common:
+        prefixes.append(f"{prefixes[-1]}{part}.")
     attempts = []
     for prefix in prefixes:
         plain = {name.removeprefix(prefix): value for name, value in weights.items()}

@@ -400,7 +400,10 @@ def _kind(folder: Path, text: str) -> str:
     """Return "file" or "folder" for the name of one in a folder, or ""."""
     if not text or text.startswith(("/", ".")) or ".." in text:
         return ""
+    path = folder / text
     try:
-        return "file" if (folder / text).is_file() else "folder" if (folder / text).is_dir() else ""
+        if path.is_file():
+            return "file"
+        return "folder" if path.is_dir() else ""
     except (OSError, ValueError):
         return ""

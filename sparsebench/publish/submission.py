@@ -310,14 +310,13 @@ def submit(
         rows = table.table_of((record, 0) for record in selection)
         table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
-        started = max(record.started for record in results)
         manifest = Manifest(
             strategy=name,
             plugin=origin,
             file=entry.file,
             records=files.content_hash(part / RECORDS),
             about=about,
-            date=started[:10],
+            date=_date_of(results),
             sparsebench=__version__,
             replaces=replaces,
         )
@@ -345,6 +344,11 @@ def _unchanged(folder: Path, manifest: Manifest) -> Verdict:
 
 def _exists(folder: Path) -> UserError:
     return UserError(f"{folder} already exists and is not overwritten", next_step="remove it, or give another --to")
+
+
+def _date_of(records: Collection[Record]) -> str:
+    """Return the day on which the newest of the cells began."""
+    return max(record.started for record in records)[:10]
 
 
 def _entry(opened: store.Store, name: str, origin: Origin) -> StrategyEntry:
@@ -540,12 +544,18 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
         yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
     if placed and manifest.replaces and (folder.parent / manifest.replaces).is_dir():
         check_replaced(folder.parent, manifest.replaces, manifest.about)
-    plugin = plugin_of(folder, manifest)
-    if plugin is not None and file_revision(plugin, alone=True) != manifest.plugin.revision:
-        beside = sum(path.is_file() for path in (folder / PLUGIN).rglob("*")) > 1
-        name = f"'{PLUGIN}/{plain(manifest.file)}'{', or a file that it uses,' if beside else ''}"
-        yield f"{name} is not the file of the run: its revision differs from {MANIFEST}"
+    yield from _plugin_faults(folder, manifest)
     yield from _record_faults(opened, manifest, suite, description, verdict)
+
+
+def _plugin_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield that the strategy's file is not that of the run, if so."""
+    plugin = plugin_of(folder, manifest)
+    if plugin is None or file_revision(plugin, alone=True) == manifest.plugin.revision:
+        return
+    n_files = sum(path.is_file() for path in (folder / PLUGIN).rglob("*"))
+    others = ", or a file that it uses," if n_files > 1 else ""
+    yield f"'{PLUGIN}/{plain(manifest.file)}'{others} is not the file of the run: its revision differs from {MANIFEST}"
 
 
 def _record_faults(
@@ -561,9 +571,14 @@ def _record_faults(
     cells: list[Cell] = []
     for record in read_records(opened.path):
         verdict.records += 1
-        cell, twice = record.cell, record.cell_id in ids
-        fault = "has two records" if twice else "" if record.environment in machines else "has an unknown machine"
-        if fault := fault or _other_strategy(record, manifest, description):
+        cell = record.cell
+        if record.cell_id in ids:
+            fault = "has two records"
+        elif record.environment not in machines:
+            fault = "has an unknown machine"
+        else:
+            fault = _other_strategy(record, manifest, description)
+        if fault:
             yield f"{cell_name(record)} {fault}"
         ids.add(record.cell_id)
         inits |= {init.id for init in cell.inits}

@@ -347,9 +347,15 @@ def sidecars(out: Path, *folders: str) -> dict[str, str]:
 
 def folders_below(folder: Path) -> list[Path]:
     """Return the folders with records below a folder, at most three levels deep, as those of submissions are."""
-    places = sorted(path.parent for level in ("*/", "*/*/", "*/*/*/") for path in folder.glob(f"{level}records"))
-    visible = (place for place in places if not any(part.startswith(".") for part in place.relative_to(folder).parts))
-    return [place for place in visible if segments(place) or sealed_files(place)]
+    places: list[Path] = []
+    for level in ("*", "*/*", "*/*/*"):
+        places += (path.parent for path in folder.glob(f"{level}/records"))
+    with_records = []
+    for place in sorted(places):
+        is_hidden = any(part.startswith(".") for part in place.relative_to(folder).parts)
+        if not is_hidden and (segments(place) or sealed_files(place)):
+            with_records.append(place)
+    return with_records
 
 
 def segments(out: Path) -> list[Path]:

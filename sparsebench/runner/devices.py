@@ -129,8 +129,11 @@ def places(device: str, workers: int) -> list[dict[str, str]]:
     """
     if device == "cpu":
         return [{} for _ in range(workers)]
-    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
-    names = [str(i) for i in range(count)] if visible is None else [name.strip() for name in visible.split(",")][:count]
+    count = gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(count)]
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")][:count]
     _, _, number = device.partition(":")
     chosen = [names[int(number)]] if number else names
     return [{"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]} for i in range(workers)]

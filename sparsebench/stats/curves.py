@@ -375,7 +375,9 @@ def _intervals(
         for i, gap, score in zip(places, gaps.tolist(), scores, strict=True):
             gaps_of[i][s] = gap
             scores_of[i][s] = strategies[i].hits[s][0], score
-    linear = [Results(*parts) for parts in zip(gaps_of, scores_of, (one.clusters for one in strategies), strict=True)]
+    linear = []
+    for strategy, gaps_of_seeds, scores_of_seeds in zip(strategies, gaps_of, scores_of, strict=True):
+        linear.append(Results(gaps_of_seeds, scores_of_seeds, strategy.clusters))
     return [None if math.isnan(gap[0]) else gap for gap in _mean_intervals(linear, lone, -most, most)]
 
 

@@ -25,6 +25,8 @@ FOREGROUND, CANVAS_OF_MASKS = 6, 16
 WAVES, STRENGTH = 5, 0.3
 """Number of the waves of an outline, and the standard deviation of the first one's amplitude."""
 BACKGROUND_NAME, OBJECT_NAME = "background", "object"
+ONE_CLASS = "picture"
+"""The class of all pictures with masks."""
 
 
 def blob(side: int, rng: np.random.Generator) -> np.ndarray:
@@ -169,15 +171,15 @@ class Patches(Composite):
         return self.model_copy(update={"backgrounds": "", "test": min(self.test, self._count_of_test(pictures))}), {}
 
     def training_counts(self, locations: Locations) -> np.ndarray | None:
-        """See `Task.training_counts`: pictures with masks are all of one class."""
+        """See `Task.training_counts`."""
         if not self.has_masks:
             return super().training_counts(locations)
         pictures = self._masked(locations)
         return np.array([len(pictures.train) or len(pictures.test) - self._count_of_test(pictures)])
 
-    def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
-        """See `Task.known_classes`; the classes of masks are known after `draw`."""
-        return None if self.has_masks else super().known_classes(locations)
+    def known_classes(self, locations: Locations) -> tuple[str, ...]:
+        """See `Task.known_classes`. Pictures with masks are of one class, as only their patches differ."""
+        return (ONE_CLASS,) if self.has_masks else super().known_classes(locations)
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
@@ -191,7 +193,7 @@ class Patches(Composite):
         ]
 
     def _draw_masked(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """Return the data of pictures with masks. All have the same class, as only their patches differ."""
+        """Return the data of pictures with masks."""
         pictures, table = self._masked(locations), self._table()
         place_of = {name: place for place, name in enumerate(pictures.mask_of)}
         splits = []
@@ -211,5 +213,5 @@ class Patches(Composite):
         number_of = {int(table[number]): str(number) for number in numbers} | {BACKGROUND: BACKGROUND_NAME}
         if self.objects == "one":
             number_of = {BACKGROUND: BACKGROUND_NAME, 1: OBJECT_NAME}
-        names = tuple(number_of.get(k, "") for k in range(1 + max(number_of)))
-        return Data(splits[0], splits[1], ("picture",), patch_classes=names)
+        patch_classes = tuple(number_of.get(k, "") for k in range(1 + max(number_of)))
+        return Data(splits[0], splits[1], (ONE_CLASS,), patch_classes=patch_classes)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +22,22 @@ NAMES = [f"s{number}" for number in range(8)]
 QUICK = str(Path(__file__).resolve().parents[2] / "leaderboard" / "quick")
 
 
-def board(budgets: dict[float, np.ndarray], schedule: str | None = None, seeds: int = 3, **more: float) -> Leaderboard:
+def board(budgets: dict[float, np.ndarray], schedule: str | None = None) -> Leaderboard:
     """Return a board on which the strategies NAMES have these rates of correct items at some budgets."""
+    return judge(records(budgets, schedule))
+
+
+def records(budgets: dict[float, np.ndarray], schedule: str | None = None, setting: str = "s") -> list[Flat]:
     flats: list[Flat] = []
     for name, place in [("dense", None), ("oracle", None), *zip(NAMES, range(8), strict=True)]:
         for asked, rates in ({1.0: np.ones(8)} if name == "dense" else budgets).items():
             where = None if name == "dense" else schedule
-            about = budgeted(Budget(macs=asked, schedule=where)) | {"track": "frozen", "setting": "s"} | more
-            for seed in range(seeds):
+            about = budgeted(Budget(macs=asked, schedule=where)) | {"track": "frozen", "setting": setting}
+            for seed in range(3):
                 rate = 0.95 if place is None else float(rates[place])
-                cell = {"cell_id": f"{name} {asked} {seed}", "network": f"network {seed}"}
+                cell = {"cell_id": f"{setting} {name} {asked} {seed}", "network": f"network {seed}"}
                 flats.append(of_items(name, seed, asked, rate, **about, **cell))
-    return judge(flats)
+    return flats
 
 
 def agreement(first: Leaderboard, other: Leaderboard) -> list[dict[str, str]]:
@@ -64,6 +69,18 @@ def test_chosen_schedules_are_compared_with_chosen_ones() -> None:
     assert [row["schedules"] for row in agreement(chosen, chosen)] == ["auto"]
     with pytest.raises(UserError, match="in common"):
         orders.agreement(chosen, default)
+
+
+def test_each_section_of_a_board_is_compared() -> None:
+    settings = [
+        json.dumps([{"name": "composite", "params": {"foreground": side}}, {"name": "vit", "params": {}}])
+        for side in (4, 8)
+    ]
+    parts = [records({0.5: rates}, setting=setting)
+             for rates, setting in zip((RISING, RISING[::-1]), settings, strict=True)]  # fmt: skip
+    found = {row["section"].partition("=")[2][0]: float(row["spearman"])
+             for row in agreement(judge([*parts[0], *parts[1]]), board({0.5: RISING}))}  # fmt: skip
+    assert found == {"4": pytest.approx(1), "8": pytest.approx(-1)}
 
 
 def test_only_chosen_strategies_count() -> None:

@@ -12,8 +12,10 @@ from sparsebench.board.patches import COLUMNS
 from sparsebench.inspection.predictions import NOT_JUDGED, show_predictions
 from sparsebench.measure.patches import patch_labels
 from sparsebench.plan.request import Execution, Files, Request
+from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import numbers_of
+from sparsebench.runner import run as runs
 from sparsebench.runner.progress import SILENT
 
 TASK, N_TRAIN, STRATEGY = "patches:test=40", 40, "attn_topk"
@@ -27,9 +29,13 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def board(out: Path) -> pd.DataFrame:
-    """Return the board by strategy."""
-    options = {"suite": "patches", "tasks": TASK, "n_train": N_TRAIN, "seeds": 2, "jobs": 0, "alone": True}
-    return sparsebench.run(EVERY, out=out, **options).set_index("strategy")
+    """Return the board by strategy, of two repetitions."""
+    runs.run_missing(asked(2), Files(), Execution("cpu", jobs=0), Registry(), out)
+    return sparsebench.leaderboard(out).set_index("strategy")
+
+
+def asked(seeds: int) -> Request:
+    return Request(plugins=EVERY, suite="patches", tasks=(TASK,), n_train=(N_TRAIN,), seeds=seeds, alone=True)
 
 
 def test_iou_is_that_of_the_records_with_an_interval(board: pd.DataFrame) -> None:
@@ -51,16 +57,15 @@ def test_columns_are_means_over_seeds(out: Path, board: pd.DataFrame) -> None:
 
 
 def test_a_table_has_them(out: Path, board: pd.DataFrame) -> None:
-    text = (out / "leaderboard.md").read_text(encoding="utf-8")
+    text = call("leaderboard", out, "--wide").output
     table = text.partition("Predicted patches")[2]
     assert all(column.title in table for column in COLUMNS[:6])
     assert "2 classes" in text and "test patches" in text and "without a strategy" in text
 
 
 def test_predictions_are_drawn_from_the_records(out: Path, board: pd.DataFrame) -> None:
-    asked = Request(plugins=EVERY, suite="patches", tasks=(TASK,), n_train=(N_TRAIN,), seeds=1, alone=True)
     before = len(store.read(out))
-    shown = show_predictions(asked, Files(), Execution("cpu", jobs=0), out, SILENT, 3)
+    shown = show_predictions(asked(1), Files(), Execution("cpu", jobs=0), out, SILENT, 3)
     records = {record.label: record for record in store.read(out).values() if record.cell.repetition == 0}
     assert len(store.read(out)) == before, "nothing is run again"
     assert shown.pictures.shape == (3, 32, 32, 3) and shown.patch_classes == ("background", "object")

@@ -13,11 +13,12 @@ from coded import ARCH, write_random_weights
 from PIL import Image
 
 from sparsebench.errors import UserError
+from sparsebench.measure.patches import patch_labels
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import numbers_of
+from sparsebench.records.record import Record, numbers_of
 from sparsebench.runner import run as runs
 from sparsebench.tasks.base import Data
 
@@ -102,6 +103,21 @@ def planned(folder: Path, weights: Path, params: str = "", **options: Any) -> pl
     return planner.plan(asked, files, Registry(), Path("nowhere"), "missing")
 
 
+def executed(folder: Path, weights: Path, out: Path, params: str = "") -> list[Record]:
+    """Return the records of dense and the oracle."""
+    asked = Request(
+        plugins=("dense", "oracle:macs=0.6"),
+        suite="patches",
+        tasks=(f"patches:canvas={CANVAS}{params}",),
+        model=f"timm:{ARCH}",
+        seeds=1,
+        alone=True,
+    )
+    files = Files(images=(f"folder:{folder}",), weights=(weights,))
+    runs.run_missing(asked, files, Execution("cpu", jobs=0), Registry(), out)
+    return list(store.read(out).values())
+
+
 def drawn(folder: Path, weights: Path, params: str = "") -> Data:
     plan = planned(folder, weights, params)
     cell = plan.jobs[-1].cell
@@ -124,17 +140,7 @@ def test_masks_of_all_forms_have_their_numbers(folder: Path, weights: Path) -> N
 
 
 def test_patches_of_pictures_are_predicted(folder: Path, weights: Path, tmp_path: Path) -> None:
-    asked = Request(
-        plugins=("dense", "oracle:macs=0.6"),
-        suite="patches",
-        tasks=(f"patches:canvas={CANVAS}",),
-        model=f"timm:{ARCH}",
-        seeds=1,
-        alone=True,
-    )
-    files = Files(images=(f"folder:{folder}",), weights=(weights,))
-    runs.run_missing(asked, files, Execution("cpu", jobs=0), Registry(), tmp_path)
-    for record in store.read(tmp_path).values():
+    for record in executed(folder, weights, tmp_path):
         assert record.status == "ok" and record.outcomes is not None, record.failure
         assert record.outcomes.n == 20 * SIDE**2
         assert (record.metrics["iou"].value or 0) > 0.3
@@ -147,6 +153,12 @@ def test_pixels_to_ignore_are_not_judged(folder: Path, weights: Path, tmp_path: 
     segments = data.test.segments
     assert segments is not None and data.patch_classes == ("background", "1", "", "3")
     assert set(np.unique(segments)) == {0, 1, 3, 255}
+    judged = patch_labels(segments, (SIDE, SIDE)) != 255
+    (record,) = [record for record in executed(folder, weights, tmp_path, ",ignore=2") if record.label == "dense"]
+    assert record.status == "ok" and record.outcomes is not None, record.failure
+    assert record.outcomes.n == judged.sum() < judged.size
+    assert set(numbers_of(record.outcomes.label, record.outcomes.n)) == {0, 1, 3}
+    assert record.metrics["iou_pixels"].n == (segments != 255).sum()
 
 
 def test_the_background_may_have_another_number_or_none(folder: Path, weights: Path) -> None:

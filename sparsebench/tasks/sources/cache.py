@@ -219,8 +219,10 @@ class Pixels:
                 if os.pwrite(file.fileno(), self.row(i).tobytes(), start + i * size) < size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-            errors = in_threads(write, range(self.shape[0]), count)[1].values()
-            if bad := {name: reason for error in errors for name, reason in error.reasons.items()}:
+            _, errors = in_threads(write, range(self.shape[0]), count)
+            for error in errors.values():
+                bad |= error.reasons
+            if bad:
                 raise BadPicturesError(bad)  # so that whole_file discards the file
         return bad
 
