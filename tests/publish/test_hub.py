@@ -111,6 +111,14 @@ def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hu
     assert hub.files[NAME] == before
 
 
+def test_what_was_damaged_since_it_was_written_is_not_uploaded(hub: Hub, out: Path, tmp_path: Path) -> None:
+    submitted(out, tmp_path / "to")
+    (plugin,) = (tmp_path / "to" / "norm").glob("*/plugin/good.py")
+    plugin.write_text("changed = 1\n")
+    made = submitted(out, tmp_path / "to")
+    assert made.exit_code == 2 and "good.py" in made.stderr and len(hub.commits) == 1
+
+
 def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(hub: Hub, out: Path, tmp_path: Path) -> None:
     for call_ in ("create", "info", "preupload", "put", "commit"):
         hub.breaks = {call_}
