@@ -133,7 +133,7 @@ RANKINGS = {
     "all pairs of tokens": Ranking("mctf", pairs_of_tokens, "pair", acts=False),
 }
 """The rankings, by the names of their strategies on boards."""
-COLOURS = {"token": style.COLOURS[0], "pair": style.COLOURS[3], "random": style.DARK}
+MARKERS = {"token": "o", "pair": "s", "random": "^"}
 
 
 # --- Passes
@@ -277,25 +277,35 @@ def draw(
     out: Path,
 ) -> None:
     """Draw a panel for each run and budget: the accuracy of a strategy over the consistency of its ranking."""
+    rows, looks = (len(columns) + 1) // 2, looks_of(list(results))
     with style.sheet():
-        picture = style.new(style.COLUMNS["two"], 2.6 * ((len(columns) + 1) // 2), layout="constrained")
-        axes = picture.subplots((len(columns) + 1) // 2, 2, sharex=True, squeeze=False).flat
+        picture = style.new(style.COLUMNS["two"], 2.5 * rows, layout="constrained")
+        axes = picture.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat
         for axis, (place, share) in zip(axes, columns, strict=False):
-            points = [
-                (mean(passes["dense"]), 100 * accuracies[place][name, share], name)
+            points = {
+                name: (mean(passes["dense"]), 100 * accuracies[place][name, share])
                 for name, passes in results.items()
                 if (name, share) in accuracies[place]
-            ]
-            for x, y, name in points:
-                axis.plot(x, y, "o", color=COLOURS[RANKINGS[name].kind])
-                axis.annotate(name.replace("attn_topk", "").replace("attention=", ""), (x, y), fontsize=5,
-                              xytext=(3, 2), textcoords="offset points")  # fmt: skip
-            rho = spearmanr([x for x, _, _ in points], [y for _, y, _ in points]).statistic
-            axis.set_title(f"{names[place]}, {share:g} of the MACs: rank correlation {rho:.2f}")
-            axis.set_ylabel("accuracy, %")
-            axis.set_xlabel("consistency of the ranking in the dense network")
+            }
+            for name, (x, y) in points.items():
+                axis.plot(x, y, label=name, **looks[name])
+            rho = spearmanr(*zip(*points.values(), strict=True)).statistic
+            axis.set(xlim=(-0.05, 1), ylim=(0, 100), xlabel="consistency in the dense network", ylabel="accuracy, %")
+            axis.set_title(f"{names[place]}, {share:g} of the MACs: ρ {rho:.2f}")
             axis.grid(True)
+        picture.legend(*axis.get_legend_handles_labels(), loc="outside right upper", fontsize=6)
         out.write_bytes(style.content(picture, style.form_of("--out", out)))
+
+
+def looks_of(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the look of each ranking: a marker for its kind, and colours, then hollow ones, for its kind's members."""
+    looks: dict[str, dict[str, Any]] = {}
+    for kind, marker in MARKERS.items():
+        for place, name in enumerate(name for name in names if RANKINGS[name].kind == kind):
+            colour = style.COLOURS[place % len(style.COLOURS)]
+            face = colour if place < len(style.COLOURS) else "none"
+            looks[name] = {"marker": marker, "color": colour, "markerfacecolor": face, "linestyle": "none"}
+    return looks
 
 
 if __name__ == "__main__":

@@ -75,8 +75,9 @@ def table_of(ranking: Ranking, loss: float, times: Times | None = None) -> Table
     for name in ranking.curves.rows.index:
         if name in curves_below:
             rows.append(_row(main, name, pd.concat([curves_below[name], every.loc[[dense]]]), loss / 100, times))
-    about = {"task": ranking.task, "matched": f"at -{loss:g} points"}
-    return Table([about | row for row in rows if row], COLUMNS, f"At -{loss:g} points", legend=_legend(main, times))
+    at = f"at -{loss:g} points" if loss else "at the accuracy of dense"
+    about = {"task": ranking.task, "matched": at}
+    return Table([about | row for row in rows if row], COLUMNS, at.capitalize(), legend=_legend(main, times))
 
 
 def _row_of_dense(ranking: Ranking, dense: pd.DataFrame, times: Times | None) -> dict[str, Any]:

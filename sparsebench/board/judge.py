@@ -199,12 +199,12 @@ def _with_other_parameters(main: Comparison, comparisons: Sequence[Comparison]) 
     """Return the other comparisons of a task on the same trained networks, if it tests networks as they are."""
     if main.track != "frozen":
         return []
-    others = []
+    others: dict[str, Comparison] = {}
     for comparison in comparisons:
         is_same = (comparison.source, comparison.model, comparison.track) == (main.source, main.model, main.track)
-        if comparison is not main and is_same and comparison.networks == main.networks:
-            others.append(comparison)
-    return others
+        if is_same and comparison.setting != main.setting and comparison.networks == main.networks:
+            others[comparison.setting] = comparison  # the last one has the most images for fitting
+    return list(others.values())
 
 
 def _parts(group: Sequence[Comparison], kinds: Sequence[MetricKind]) -> dict[str, Comparison]:

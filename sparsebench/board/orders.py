@@ -20,7 +20,7 @@ from sparsebench.board.judge import Leaderboard
 from sparsebench.board.picture import new_figure, sheet
 from sparsebench.board.reading import DENSE, entry_of_dense, over_seeds
 from sparsebench.board.tables import Report, Table
-from sparsebench.errors import UserError, plain
+from sparsebench.errors import UserError, plain, unknown
 from sparsebench.stats import curves, paired, style
 from sparsebench.stats.agreement import correlation_of_means, rank_correlation
 from sparsebench.stats.intervals import LEVEL, Interval
@@ -164,8 +164,9 @@ def _standings(comparison: Comparison) -> list[Standing]:
     standings = [Standing(comparison, "published", default)]
     if len(chosen):
         # A strategy with one schedule, such as those at the input, has the same rows at chosen schedules.
-        fixed = default[~default["strategy"].isin(chosen["strategy"])]
-        standings.append(Standing(comparison, "auto", pd.concat([chosen, fixed])))
+        points = ["strategy", "asked"]
+        has_chosen = pd.MultiIndex.from_frame(default[points]).isin(pd.MultiIndex.from_frame(chosen[points]))
+        standings.append(Standing(comparison, "auto", pd.concat([chosen, default[~has_chosen]])))
     return [standing for standing in standings if len(standing.rows)]
 
 
@@ -191,8 +192,9 @@ def agreement(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] 
         strategies: the only strategies; all if empty.
 
     Raises:
-        UserError: the boards have too few strategies in common.
+        UserError: the boards have too few strategies in common, or none has one of `strategies`.
     """
+    _check_names(first, other, strategies)
     rows = []
     for standing, another in _with_equal_schedules(first, other):
         for budget in standing.budgets:
@@ -203,6 +205,15 @@ def agreement(first: Leaderboard, other: Leaderboard, strategies: Sequence[str] 
         raise _too_few()
     table = Table(rows, AGREEMENT, legend=LEGEND)
     return Report([table], table)
+
+
+def _check_names(first: Leaderboard, other: Leaderboard, strategies: Sequence[str]) -> None:
+    """Raise UserError if one of the strategies is on neither board."""
+    standings = [*standings_of(first), *standings_of(other)]
+    available = {str(name) for standing in standings for name in standing.rows["strategy"]}
+    for name in strategies:
+        if name not in available:
+            raise unknown("strategy on the boards", name, available)
 
 
 def _too_few() -> UserError:
@@ -276,6 +287,7 @@ def draw(
     Raises:
         UserError: see `agreement`.
     """
+    _check_names(first, other, strategies)
     pairs = _with_equal_schedules(first, other)
     kinds = list(dict.fromkeys(standing.schedules for standing, _ in pairs))
     every = {kind: _cells(kind, pairs, strategies) for kind in kinds}

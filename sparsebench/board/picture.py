@@ -288,7 +288,7 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     dense = gaps.points[gaps.points["name"] == DENSE]
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
     _check(chosen, lines)
-    _check_number(chosen)
+    check_number(chosen)
     looks = looks_of(lines, chosen)
     others = [name for name in lines if name not in looks]
 
@@ -584,11 +584,11 @@ def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line])
     if costly := [name for name in strategies if name not in lines and name != DENSE]:
         raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=costly[0])
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
-    _check_number(chosen)
+    check_number(chosen)
     return chosen
 
 
-def _check_number(chosen: Sequence[str]) -> None:
+def check_number(chosen: Sequence[str]) -> None:
     """Raise UserError if more strategies are chosen than colours and dashes can distinguish."""
     if len(chosen) > MOST_NAMED:
         raise UserError("strategies of a picture", got=str(len(chosen)), allowed=f"at most {MOST_NAMED}")

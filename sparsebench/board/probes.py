@@ -125,12 +125,16 @@ def _at_largest(comparison: Comparison) -> dict[str, dict[int, Results]]:
 
 
 def column_of_results(key: str, results: Mapping[int, Results], lone: bool) -> pd.DataFrame:
-    """Return the means of results over seeds with 95 % intervals, clipped to [-1, 1], as a column with its ends."""
+    """Return the means of results over seeds with 95 % intervals as a column with its ends.
+
+    Intervals are clipped to [0, 1], and those of differences to [-1, 1].
+    """
+    lowest = -1.0 if key.endswith("_delta") else 0.0
     widths = halves(list(results.values()), lone).tolist()
     values = []
     for one, half in zip(results.values(), widths, strict=True):
         mean = float(np.mean(list(one.means.values()))) if one.means else np.nan
-        ends = (None, None) if np.isnan(half) else (max(-1.0, mean - half), min(1.0, mean + half))
+        ends = (None, None) if np.isnan(half) else (max(lowest, mean - half), min(1.0, mean + half))
         values.append(interval_row(key, (mean, *ends)))
     return pd.DataFrame(values, list(results), dtype=float)
 

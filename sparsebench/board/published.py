@@ -337,8 +337,12 @@ def _summary(first: Sequence[tuple[str, Table]]) -> str:
     for _, table in first[:1]:
         by_key = {column.key: column for column in table.columns}
         for row in table.rows:
+            if not row.get("best"):  # all strategies exceed this budget
+                continue
             budget, best, accuracy = (text_of(row, by_key[key]) for key in ("budget", "best", "accuracy"))
-            texts.append(f"{plain(best, 60)}, accuracy {accuracy} %, at {plain(budget, 60)} of the MACs")
+            is_share = budget.replace(".", "").isdigit()
+            at = f"at {budget} of the MACs" if is_share else f"at {plain(budget, 60)}"
+            texts.append(f"{plain(best, 60)}, accuracy {accuracy} %, {at}")
     return plain("; ".join(texts) or "Token sparsification of Vision Transformers", 300)
 
 

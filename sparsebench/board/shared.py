@@ -8,7 +8,7 @@ strategies then have a table of their own, with differences to its own dense net
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -257,15 +257,21 @@ def _with_values(judged: Leaderboard, values: Mapping[str, Mapping[str, str]]) -
             columns[column.key] = pd.Series(texts, rows.index, dtype=object)
         return rows.assign(**columns)
 
-    rankings = []
-    for ranking in judged.rankings:
+    def with_values(ranking: Ranking) -> Ranking:
         curves = ranking.curves
         if curves is not None:
             curves = curves._replace(rows=added(curves.rows.rename_axis(index=None)))
-        rankings.append(ranking._replace(rows=added(ranking.rows), every=added(ranking.every), curves=curves))
+        return ranking._replace(rows=added(ranking.rows), every=added(ranking.every), curves=curves)
+
     used = {key for of_strategy in values.values() for key, value in of_strategy.items() if value}
     columns = [*judged.columns, *(column for column in COLUMNS if column.key in used)]
-    return judged._replace(rankings=rankings, columns=columns)
+    return _mapped(judged, with_values)._replace(columns=columns)
+
+
+def _mapped(judged: Leaderboard, change: Callable[[Ranking], Ranking]) -> Leaderboard:
+    """Return a leaderboard with all of its rankings changed, also those of its sections."""
+    rankings = [change(ranking) for ranking in judged.rankings]
+    return judged._replace(rankings=rankings, sections=[change(ranking) for ranking in judged.sections])
 
 
 def _values_of(name: str, values: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
@@ -285,8 +291,7 @@ def _without_ranks(board: Board) -> Board:
 
 
 def _unranked(judged: Leaderboard) -> Leaderboard:
-    rankings: list[Ranking] = []
-    for ranking in judged.rankings:
+    def without_ranks(ranking: Ranking) -> Ranking:
         every = ranking.every.copy()
         remove_ranks(every)
         curves = ranking.curves
@@ -295,8 +300,9 @@ def _unranked(judged: Leaderboard) -> Leaderboard:
             rows = curves.rows.copy()
             remove_ranks(rows)
             curves = curves._replace(rows=rows)
-        rankings.append(ranking._replace(every=every, curves=curves))
-    return judged._replace(rankings=rankings)
+        return ranking._replace(every=every, curves=curves)
+
+    return _mapped(judged, without_ranks)
 
 
 def report(boards: Sequence[Shared], notes: Sequence[str], by_task: bool = False) -> Report:
@@ -351,11 +357,11 @@ def one_board(boards: Sequence[Shared], notes: Sequence[str]) -> Board:
 
 
 def _titled(judged: Leaderboard, title: str) -> Leaderboard:
-    rankings = []
-    for ranking in judged.rankings:
+    def with_title(ranking: Ranking) -> Ranking:
         comparison = replace(ranking.comparison, task=f"{title}: {ranking.comparison.task}")
-        rankings.append(ranking._replace(parts={**ranking.parts, "accuracy": comparison}))
-    return judged._replace(rankings=rankings)
+        return ranking._replace(parts={**ranking.parts, "accuracy": comparison})
+
+    return _mapped(judged, with_title)
 
 
 def _joined(leaderboards: Sequence[Leaderboard]) -> Leaderboard:
@@ -363,5 +369,6 @@ def _joined(leaderboards: Sequence[Leaderboard]) -> Leaderboard:
     columns = {column.key: column for judged in leaderboards for column in judged.columns}
     rankings = [ranking for judged in leaderboards for ranking in judged.rankings]
     comparisons = [comparison for judged in leaderboards for comparison in judged.comparisons]
+    sections = [ranking for judged in leaderboards for ranking in judged.sections]
     by_task = any(judged.by_task for judged in leaderboards)
-    return Leaderboard(rankings, list(columns.values()), by_task, comparisons)
+    return Leaderboard(rankings, list(columns.values()), by_task, comparisons, sections)

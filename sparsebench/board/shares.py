@@ -19,7 +19,16 @@ from sparsebench.board.columns import BY_KEY, over_budget
 from sparsebench.board.comparison import about
 from sparsebench.board.judge import Ranking
 from sparsebench.board.over_budgets import Curves
-from sparsebench.board.picture import LINEAR, REFERENCES, fit, looks_of, new_figure, notes_on_references, sheet
+from sparsebench.board.picture import (
+    LINEAR,
+    REFERENCES,
+    check_number,
+    fit,
+    looks_of,
+    new_figure,
+    notes_on_references,
+    sheet,
+)
 from sparsebench.board.reading import DENSE, over_seeds
 from sparsebench.errors import UserError, unknown
 from sparsebench.stats import style
@@ -42,7 +51,7 @@ class Section(NamedTuple):
 
 
 def sections_of(board: Board) -> list[Section]:
-    """Return the sections of a board by rising share; empty without two shares at which dense and curves are known."""
+    """Return the sections of a board by rising share; empty without two shares, and without a budget that all have."""
     judged = board.judged
     by_share: dict[float, Section] = {}
     for ranking in (*judged.rankings[:1], *judged.sections):
@@ -53,7 +62,7 @@ def sections_of(board: Board) -> list[Section]:
         if not math.isnan(share):
             by_share.setdefault(round(share, 4), Section(share, ranking, ranking.curves))
     sections = [by_share[share] for share in sorted(by_share)]
-    return sections if len(sections) > 1 else []
+    return sections if len(sections) > 1 and _budgets(sections) else []
 
 
 def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title: str | None = None) -> Figure:
@@ -67,19 +76,21 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
         title: text above the picture; None for a description of the networks.
 
     Raises:
-        UserError: the board has fewer than two shares, or a strategy has no point.
+        UserError: the board has fewer than two shares, a strategy has no point, or there are too many.
     """
     sections = sections_of(board)
-    budgets = _budgets(sections)
-    if not budgets:
+    if not sections:
         raise UserError(
-            "the main task was tested at one share of relevant tokens",
+            "the main task was not tested at two shares of relevant tokens with a common budget",
             next_step="run the suite vit-s, or --task composite:foreground=S,S with several sizes of the object",
         )
+    budgets = _budgets(sections)
     points = _points(sections)
-    chosen = _checked(strategies, points) if strategies else _most_accurate(points, budgets)
+    points = points[points["asked"].isin(budgets)]
+    chosen = _checked(strategies, points) if strategies else _most_accurate(points)
+    check_number(chosen)
     looks = looks_of(set(points["curve"]), chosen)
-    drawn = points[points["asked"].isin(budgets) & points["curve"].isin(looks)]
+    drawn = points[points["curve"].isin(looks)]
 
     if title is None:
         main = sections[0].ranking.comparison
@@ -97,7 +108,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
             axis.set_title(f"{budget:g} of the MACs", fontsize="medium")
         fit(axes[0], min(-0.5, drawn["low"].min()), max(0.2, drawn["high"].max()))
         axes[0].set_ylabel("accuracy against dense, points")
-        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=3, columnspacing=1.2)
+        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=2.2, columnspacing=1)
     return figure
 
 
@@ -112,8 +123,6 @@ def _checked(strategies: Sequence[str], points: pd.DataFrame) -> list[str]:
 
 def _budgets(sections: Sequence[Section]) -> list[float]:
     """Return the common budget nearest to one half and the smallest one; empty without a common one."""
-    if not sections:
-        return []
     common = set.intersection(*(set(section.curves.budgets) for section in sections))
     if not common:
         return []
@@ -138,9 +147,9 @@ def _points(sections: Sequence[Section]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _most_accurate(points: pd.DataFrame, budgets: Sequence[float]) -> list[str]:
+def _most_accurate(points: pd.DataFrame) -> list[str]:
     """Return the strategies that are the most accurate at a share and a budget."""
-    candidates = points[(points["kind"] == "deployable") & points["asked"].isin(budgets)]
+    candidates = points[points["kind"] == "deployable"]
     first = candidates.sort_values(["accuracy", "curve"], ascending=[False, True]).drop_duplicates(["share", "asked"])
     return sorted(first["curve"].unique())
 
@@ -157,7 +166,7 @@ def _draw_chart(axis: Axes, points: pd.DataFrame, looks: dict[str, style.Series]
         if name not in REFERENCES:
             axis.vlines(x, line["low"], line["high"], color=look.color, linewidth=0.8, alpha=0.7)
     shares = sorted(points["share"].unique())
-    axis.set_xticks(shares, [f"{100 * share:.2g} %" for share in shares])
+    axis.set_xticks(shares, [f"{100 * share:.{0 if share >= 0.1 else 1}f} %" for share in shares])
     axis.set_xticks([], minor=True)
     axis.set_xlabel("share of relevant tokens in the pictures")
     axis.grid(axis="y")

@@ -25,7 +25,22 @@ LINES = 45
 STRATEGY = "strategy"
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
-STAY = ("task", "rank", "strategy", "variant", "authors", "budget", "accuracy", "kept_accuracy", "told")
+STAY = (
+    "task",
+    "rank",
+    "strategy",
+    "variant",
+    "authors",
+    "budget",
+    "accuracy",
+    "kept_accuracy",
+    "told",
+    "spearman",
+    "agrees",
+    "opposite",
+    "better",
+    "worse",
+)
 """Keys of columns that narrow terminals keep."""
 MINOR = ("n_train", "kind", "trained", "parameters")
 """Keys of columns that narrow terminals leave out first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -173,6 +174,10 @@ def _check_needs(options: _Options) -> None:
     _refuse_beside(options)
     if options.view not in ("paper", "matched"):
         _refuse({"--speed": options.speed}, "a table with images/s", next_step="add --view paper or --view matched")
+    if options.loss is not None and math.isnan(options.loss):
+        raise UserError("--loss", got="nan", allowed="points from 0 to 100")
+    if options.picture is not None and options.output is not None:
+        raise UserError("--picture and -o write different files", next_step="leave one of them out")
     if options.view != "matched":
         has_loss = options.loss is not None
         _refuse({"--loss": has_loss}, "the view of equal accuracy", next_step="add --view matched")

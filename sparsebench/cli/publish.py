@@ -227,15 +227,20 @@ def submit(
         return
 
     verdict = write_submission(folder, to, strategy, who, replaces, again=pull_request or hub is not None)
-    click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
-    for note in verdict.notes:
-        click.echo(note, err=True)
-    if not who.authors:
-        click.echo("it names no author: --author NAME, or authors in submission.toml, names them", err=True)
+    _tell(verdict, who)
     if hub is not None:
         _upload(verdict, hub)
     if pull_request or hub is None:
         _request(verdict, who, pull_request)
+
+
+def _tell(verdict: Verdict, about: About) -> None:
+    """Say what was written."""
+    click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
+    for note in verdict.notes:
+        click.echo(note, err=True)
+    if not about.authors:
+        click.echo("it names no author: --author NAME, or authors in submission.toml, names them", err=True)
 
 
 def _request(verdict: Verdict, about: About, is_wanted: bool) -> None:

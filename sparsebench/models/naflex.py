@@ -56,7 +56,7 @@ class FixedNaFlex(VisionTransformer):
         self.num_classes, self.global_pool = naflex.num_classes, naflex.global_pool
         self.pool_include_prefix = naflex.pool_include_prefix
         self.grad_checkpointing = naflex.grad_checkpointing
-        self.pretrained_cfg = naflex.pretrained_cfg
+        self.pretrained_cfg = getattr(naflex, "pretrained_cfg", None)
 
         # In a tuple it is no part of this module.
         self._embeds = (copy.deepcopy(embeds).to("meta"),)

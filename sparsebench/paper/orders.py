@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -58,6 +59,13 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     results: tuple[Result, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Row:
+        names = [result.strategy for result in self.results if result.strategy]
+        if len(set(names)) < len(names):
+            raise ValueError("a row has each strategy once")
+        return self
 
 
 class Order(LedgerRow):
@@ -384,6 +392,6 @@ def _row_of_vote(vote: Vote) -> dict[str, Any]:
         "better": vote.better,
         "worse": vote.worse,
         "rows": f"{vote.n_for} of {vote.n_rows}",
-        "share": vote.share,
+        "share": None if math.isnan(vote.share) else vote.share,
         "loss": f"{vote.loss:g}" if vote.loss else "",
     }

@@ -100,6 +100,7 @@ def _results(board: Board, strategy: str) -> Iterator[EvalResult]:
                     task_type=TASK,
                     dataset_type=f"sparsebench-{re.sub('[^A-Za-z0-9._-]', '-', task)}",
                     dataset_name=f"{task}, {model}",
+                    dataset_config=", ".join(settings.values()),  # the client joins results of one configuration
                     dataset_args=settings,
                     metric_type=key,
                     metric_name=f"{key}, {at}",

@@ -149,6 +149,12 @@ def version_of(suite: SuiteEntry, plugin: Origin, about: About | None = None) ->
     return "-".join(parts)
 
 
+def _version(folder: Path, suite: SuiteEntry, manifest: Manifest) -> str:
+    """Return the name that a submission's folder must have. Earlier submissions have no author in it."""
+    earlier = version_of(suite, manifest.plugin)
+    return earlier if folder.absolute().name == earlier else version_of(suite, manifest.plugin, manifest.about)
+
+
 def _short(author: str) -> str:
     """Return a name in lower-case ASCII letters, digits and hyphens; a hash if it has no letter of these."""
     letters = unicodedata.normalize("NFKD", author).encode("ascii", "ignore").decode().lower()
@@ -316,13 +322,23 @@ def submit(
         )
         write_manifest(part, manifest)
         verdict = _verified(part, out)
-        if is_there and manifest_of(folder) != manifest:
-            raise _exists(folder)
-    if is_there:
-        verdict = verify(folder, placed=True)
-        notes.append("it was there already, with the same records and authors")
+        if is_there:
+            verdict = _unchanged(folder, manifest)
+            notes.append("it was there already, with the same records and authors")
     verdict.folder = str(folder)
     verdict.notes = notes
+    return verdict
+
+
+def _unchanged(folder: Path, manifest: Manifest) -> Verdict:
+    """Return the verdict of a submission that is there already. Raise UserError if it is another one, or rejected."""
+    if manifest_of(folder) != manifest:
+        raise _exists(folder)
+    verdict = verify(folder, placed=True)
+    if verdict.wrong:
+        raise UserError(
+            f"{folder} is rejected: {few(verdict.why, 2)}", next_step="remove it, and run the command again"
+        )
     return verdict
 
 
@@ -521,10 +537,7 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     (suite,) = suites
     if files.content_hash(folder / RECORDS) != manifest.records:
         yield f"the SHA-256 of '{RECORDS}' differs from {MANIFEST}"
-    version = version_of(suite, manifest.plugin, manifest.about)
-    without_author = version_of(suite, manifest.plugin)
-    if folder.absolute().name == without_author:  # as earlier submissions are named
-        version = without_author
+    version = _version(folder, suite, manifest)
     verdict.version = plain(version)
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):

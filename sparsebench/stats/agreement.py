@@ -14,7 +14,7 @@ from sparsebench.stats.paired import Results
 
 FEWEST = 5
 """Fewer strategies have no interval."""
-FIRST, SECOND, STRATEGIES = range(3)
+FIRST, SECOND, STRATEGIES = 0, 1, 100
 """Streams of random numbers."""
 PARTS = 5
 """Test items are drawn in as many parts, as numbers of draws of all items need memory."""

@@ -70,7 +70,7 @@ def test_the_picture_has_each_strategy_at_each_share_against_dense() -> None:
 
 
 def test_a_board_with_one_share_has_no_such_picture() -> None:
-    with pytest.raises(UserError, match="one share"):
+    with pytest.raises(UserError, match="two shares"):
         shares.draw(board_of(records(4)))
     with pytest.raises(UserError, match="nobody"):
         shares.draw(board_of(records(4, 8)), ["nobody"])

@@ -83,8 +83,7 @@ def test_another_forward_is_refused_by_the_numbers():
 
 
 def test_the_size_is_named_if_the_model_has_none():
-    model = tiny("naflexvit_base_patch16_gap")
-    model.pretrained_cfg = None
+    model = naflexvit.NaFlexVit(naflexvit.NaFlexVitCfg(**SMALL), num_classes=5)
     with pytest.raises(UserError, match="image_size=SIDE"):
         sparsebench.apply(model, "tome", macs=0.7)
     with pytest.raises(UserError, match="multiples of the patch size"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -187,7 +188,7 @@ def test_a_curve_of_another_schedule_says_who_reported_it(tmp_path: Path) -> Non
     for about in (FIRST, SECOND):
         submit(quick, tmp_path, "tome", about)
     text = call("leaderboard", tmp_path, "--format", "md", "--wide").stdout
-    curves = [line for line in text.splitlines() if "| tome by" in line and "default schedule |" in line]
-    cells = [[cell.strip() for cell in line.split("|")] for line in curves]
-    assert any("Bo Two" in of_line for of_line in cells)
-    assert any(cell.startswith("Ada ") for of_line in cells for cell in of_line)
+    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in text.splitlines()]
+    (bo,) = [line for line in lines if "tome by Bo Two, default schedule" in line and "Bo Two" in line]
+    ada = [line for line in lines if "tome by Ada \\| One, default schedule" in line]
+    assert any(cell.startswith("Ada ") for line in ada for cell in line) and bo != ada[0]

@@ -82,6 +82,8 @@ def test_the_card_has_results_as_yaml_tables_and_citations(hub: Hub, out: Path, 
     assert {(row["task"], "accuracy") for row in rows} <= found.keys()
     for row in rows:
         assert found[row["task"], "accuracy"] == pytest.approx(row["accuracy"], rel=1e-8)
+    for result in model["results"]:  # each metric is named with the settings of its result
+        assert all(result["dataset"]["args"]["budget"] in metric["name"] for metric in result["metrics"])
     text = card.split("\n---\n", 1)[1]
     assert "Ada One" in text and "<https://a.example/paper>" in text and "MIT" in text and "| norm" in text
     assert "<img" not in text.replace("\\<img", "") and "](https://bad" not in text.replace("\\](", "")
@@ -107,6 +109,14 @@ def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hu
     (folder / "withdrawn.json").unlink()
     assert submitted(out, tmp_path / "to").exit_code == 0
     assert hub.files[NAME] == before
+
+
+def test_what_was_damaged_since_it_was_written_is_not_uploaded(hub: Hub, out: Path, tmp_path: Path) -> None:
+    submitted(out, tmp_path / "to")
+    (plugin,) = (tmp_path / "to" / "norm").glob("*/plugin/good.py")
+    plugin.write_text("changed = 1\n")
+    made = submitted(out, tmp_path / "to")
+    assert made.exit_code == 2 and "good.py" in made.stderr and len(hub.commits) == 1
 
 
 def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(hub: Hub, out: Path, tmp_path: Path) -> None:
