@@ -73,6 +73,7 @@ RESERVED = frozenset(
         "sample_complexity",
         "sample_complexity_loss",
         "sample_complexity_ratio",
+        "variant",
         "seconds",
         "seed",
         "setting",

@@ -324,7 +324,6 @@ def test_a_folder_without_training_pictures_is_divided_anew_in_each_repetition(p
         ({"suite": "imagenet", "tasks": ("folder:train=folder-0123",)}, "for probes only.*got train="),
         ({"tasks": ("theory",)}, "no training images"),
         ({"where": "train"}, "allowed.*test"),
-        ({"single": True}, "choose another suite"),
     ],
 )
 def test_what_no_probe_can_be_is_refused(options: dict[str, Any], says: str, files: Files) -> None:
