@@ -73,9 +73,12 @@ def _results(rows: list[Any]) -> Results:
     means, scores, clusters = {}, {}, {}
     for row in rows:
         n = row.test_items
-        pictures = numbers_of(row.test_foregrounds, n) if row.test_foregrounds else np.arange(n)
-        clusters[row.seed], units = np.unique(pictures, return_inverse=True)
-        overlap = Overlap.of(numbers_of(row.test_predictions, n), numbers_of(row.test_labels, n), units)
+        predicted, labels = numbers_of(row.test_predictions, n), numbers_of(row.test_labels, n)
+        if not row.test_foregrounds:  # the pictures are unknown, so this seed has no interval over them
+            means[row.seed] = Overlap.of(predicted, labels, np.zeros(n, dtype=np.int64)).mean_iou()
+            continue
+        clusters[row.seed], units = np.unique(numbers_of(row.test_foregrounds, n), return_inverse=True)
+        overlap = Overlap.of(predicted, labels, units)
         means[row.seed] = overlap.mean_iou()
         scores[row.seed] = ((row.test_labels, row.test_foregrounds), overlap.scores())
     return Results(means, scores, clusters)

@@ -68,15 +68,16 @@ def show_tokens(
 
     task = task or _task_of(values["suite"])
     request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
-    if predicts_patches(task):
-        _show_predictions(request, files, execution, samples, file, form, out, dry_run)
+    registry = Registry()
+    if predicts_patches(request, registry):
+        _show_predictions(request, files, execution, registry, samples, file, form, out, dry_run)
         return
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
-            forecast(lambda: trainer.plan(request, Registry(), pictures=True))
+            forecast(lambda: trainer.plan(request, registry, pictures=True))
             return
-        pictures = show(request, trainer, samples)
+        pictures = show(request, trainer, samples, registry)
     write_whole(file, style.content(figure(pictures), form))
     if any(len(row.cosines) for row in pictures.shown):
         click.echo(f"{NO_HEAD}: the cosine of its features with those without a strategy is drawn instead", err=True)
@@ -88,17 +89,25 @@ def show_tokens(
 
 
 def _show_predictions(
-    request: Request, files: Files, execution: Execution, n: int, file: Path, form: str, out: Path, dry_run: bool
+    request: Request,
+    files: Files,
+    execution: Execution,
+    registry: Registry,
+    n: int,
+    file: Path,
+    form: str,
+    out: Path,
+    dry_run: bool,
 ) -> None:
     """Draw the classes that probes predict for the patches of n pictures, and end the command."""
     from sparsebench.inspection.predictions import figure, show_predictions
     from sparsebench.runner.run import plan_of
 
     if dry_run:
-        forecast(lambda: plan_of(request, files, execution, Registry(), out))
+        forecast(lambda: plan_of(request, files, execution, registry, out))
         return
     with Progress(out) as progress:
-        pictures = show_predictions(request, files, execution, out, progress, n)
+        pictures = show_predictions(request, files, execution, out, progress, n, registry)
     write_whole(file, style.content(figure(pictures), form))
     lost = [each for each in pictures.predicted if each.why]
     for each in lost:

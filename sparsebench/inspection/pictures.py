@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.actor import LEARNED, Actor, Pass
+from sparsebench.plan.contenders import ALL, specs_of
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import Networks, official_places
 from sparsebench.plan.plan import Plan
@@ -151,7 +152,7 @@ def check_labels(actor: Actor, *, head: bool) -> None:
 SIDE, BESIDE, BELOW = 1.35, 0.05, 0.17
 """Side of a picture in inches; margins beside and below it as shares of the side."""
 PIXELS, DPI = 256, 150
-GONE, MATTERS = "#cbd0d8", "#facc15"
+GREY, MATTERS = "#cbd0d8", "#facc15"
 TOKENS = (*(colour for colour in style.COLOURS if colour != style.COLOURS[1]), style.BLACK, "#ffffff")
 """Colours of patches that share a token: without orange, which resembles that of relevant patches."""
 RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
@@ -267,7 +268,7 @@ def tint(
     line = max(1, large.shape[0] // 64)
     if area is not None:
         areas = _enlarge(area.reshape(grid), scale * height // grid[0], scale * width // grid[1])
-        large[areas < 0] = (large[areas < 0] + 7.0 * rgb(GONE)) / 8
+        large[areas < 0] = (large[areas < 0] + 7.0 * rgb(GREY)) / 8
         edges = _edges(areas, line)
         for number, ink in (inks or {}).items():
             inside = areas == number
@@ -310,7 +311,7 @@ def sheet(
     inks: Mapping[str, Ink],
     about: str = "",
     *,
-    gone: str = "removed",
+    grey: str = "removed",
     outlined: str = "matters to the label",
 ) -> Figure:
     """Return a figure with the pictures, the blocks beside them, and a legend of the inks below.
@@ -320,7 +321,7 @@ def sheet(
         blocks: the blocks, from left to right.
         inks: the inks of the blocks, by their names in the legend.
         about: text below the title.
-        gone: what grey patches are; "" if there are none.
+        grey: what grey patches are; "" if there are none.
         outlined: what the outlined pixels are.
     """
     originals = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
@@ -339,7 +340,7 @@ def sheet(
     middles = np.arange(n_rows) * int(height * (1 + BELOW)) + height / 2
     names = [wrap(name, 14) for name in scene.names]
     axes[0].set_yticks(middles, names, fontsize=8, parse_math=False)
-    handles = _legend(inks, gone, outlined if scene.matters.any() else "")
+    handles = _legend(inks, grey, outlined if scene.matters.any() else "")
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 
@@ -385,15 +386,15 @@ def _add_titles(axis: Axes, block: Block, middles: np.ndarray) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _legend(inks: Mapping[str, Ink], gone: str, outlined: str) -> list[Patch]:
+def _legend(inks: Mapping[str, Ink], grey: str, outlined: str) -> list[Patch]:
     """Return the legend's patches: the inks by name, and if named grey patches and outlined pixels."""
     from matplotlib.patches import Patch
 
     patches = []
     for name, ink in inks.items():
         patches.append(Patch(facecolor=(ink.colour, ink.strength), edgecolor=ink.colour, linewidth=1.5, label=name))
-    if gone:
-        patches.append(Patch(facecolor=GONE, edgecolor=GONE, linewidth=1.5, label=gone))
+    if grey:
+        patches.append(Patch(facecolor=GREY, edgecolor=GREY, linewidth=1.5, label=grey))
     if outlined:
         patches.append(Patch(facecolor="none", edgecolor=MATTERS, linewidth=1.5, label=outlined))
     return patches
@@ -450,7 +451,7 @@ class Pictures(Scene):
         return style.content(figure(self))
 
 
-def show(request: Request, trainer: Trainer, n: int) -> Pictures:
+def show(request: Request, trainer: Trainer, n: int, registry: Registry | None = None) -> Pictures:
     """Train the missing networks of a request, and return what its strategies do to n test pictures.
 
     The pictures are spread over the groups, or classes if there are no groups. Networks that are only starting points
@@ -460,17 +461,20 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
         request: one task and one repetition.
         trainer: trains the networks.
         n: maximal number of pictures.
+        registry: has the plugin files that are loaded already, if any.
 
     Raises:
         UserError: an argument is unknown, out of range, missing or unwritable; or no strategy has a result.
     """
-    registry = Registry()
+    registry = registry or Registry()
     plan = trainer.plan(request, registry, pictures=True)
     context = trainer.train(plan, registry)
     head = has_head(plan, registry)
     records = store.read(trainer.out) if head else {}
     outcomes, first = list[Shown](), None
-    named = {parse(text).name for text in request.plugins}
+    failed: list[str] = []
+    arguments = [text for text in request.plugins if parse(text).name != ALL]
+    requested = {spec.name for text in arguments for spec in specs_of(text, registry)}
     with deterministic():
         for job in (job for job in plan.jobs if job.requested):
             failure = records[job.cell.id].failure if head else None
@@ -481,12 +485,15 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
                     outcomes.append(_choices(job, prepared, first[1], head=head))
                 except (Exception, SystemExit) as error:  # a user's strategy may raise anything
                     failure = failure_of(error)
+            if failure is None:
+                continue
+            failed.append(f"{job.label}: {failure.reason}")
             # The suite's oracles need relevant patches, which many tasks do not know.
-            is_baseline = job.kind == "oracle" and job.cell.strategy.name not in named
-            if failure is not None and not is_baseline:
+            is_baseline = job.kind == "oracle" and job.cell.strategy.name not in requested
+            if not is_baseline:
                 outcomes.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
     if first is None:
-        raise UserError(f"no strategy has a result; {outcomes[0].label}: {outcomes[0].why}")
+        raise UserError(f"no strategy has a result; {failed[0]}")
     return Pictures(**vars(scene(*first)), shown=outcomes)
 
 

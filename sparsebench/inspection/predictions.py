@@ -13,7 +13,7 @@ import numpy as np
 from sparsebench.errors import UserError
 from sparsebench.inspection.pictures import Block, Ink, Scene, sheet, spread, tint
 from sparsebench.measure.patches import BACKGROUND, IGNORE, patch_labels
-from sparsebench.plan.contenders import closed_cost
+from sparsebench.plan.contenders import closed_cost, specs_of
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.locate import official_places
 from sparsebench.plan.request import Execution, Files, Request
@@ -24,6 +24,7 @@ from sparsebench.runner import run as runs
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats import style
 from sparsebench.strategy.budget import FULL
+from sparsebench.strategy.spec import parse
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.patches import Patches
 
@@ -72,7 +73,13 @@ class Predictions(Scene):
 
 
 def show_predictions(
-    request: Request, files: Files, execution: Execution, out: Path, callbacks: Callbacks, n: int
+    request: Request,
+    files: Files,
+    execution: Execution,
+    out: Path,
+    callbacks: Callbacks,
+    n: int,
+    registry: Registry | None = None,
 ) -> Predictions:
     """Run the missing cells of a request, and return what its probes predict for n test pictures.
 
@@ -82,11 +89,12 @@ def show_predictions(
         request: one task `patches` with one model.
         files, execution, out, callbacks: see `runner.run.run_missing`.
         n: maximal number of pictures.
+        registry: has the plugin files that are loaded already, if any.
 
     Raises:
         UserError: an argument is unknown, out of range, missing or unwritable, or there are several tasks or models.
     """
-    registry = Registry()
+    registry = registry or Registry()
     plan = runs.run_missing(request, files, execution, registry, out, callbacks)
     jobs = _jobs_shown(plan.whole)
     places = {**plan.locations, **official_places(files, jobs, plan.locations)}
@@ -174,8 +182,8 @@ def figure(pictures: Predictions) -> Figure:
         caption = "" if each.iou is None else f"IoU of the test {100 * each.iou:.1f} %"
         blocks.append(Block(each.label, each.budget, [(caption, _tiles(pictures, each.classes, inks))]))
     legend = {pictures.patch_classes[k]: ink for k, ink in inks.items()}
-    gone = "not judged" if any((classes == NOT_JUDGED).any() for classes in shown) else ""
-    return sheet(pictures, blocks, legend, gone=gone, outlined="object")
+    grey = "not judged" if any((classes == NOT_JUDGED).any() for classes in shown) else ""
+    return sheet(pictures, blocks, legend, grey=grey, outlined="object")
 
 
 def _tiles(pictures: Predictions, classes: np.ndarray, inks: dict[int, Ink]) -> list[np.ndarray]:
@@ -186,6 +194,12 @@ def _tiles(pictures: Predictions, classes: np.ndarray, inks: dict[int, Ink]) -> 
     return tiles
 
 
-def predicts_patches(task: str) -> bool:
-    """Return whether a task, given as NAME[:PARAM=V...], is `patches` or a plugin's task of its kind."""
-    return issubclass(Registry().task(task.partition(":")[0]), Patches)
+def predicts_patches(request: Request, registry: Registry) -> bool:
+    """Return whether the one task of a request is `patches` or a plugin's task of its kind.
+
+    Raises:
+        UserError: the task is unknown, or a plugin file cannot be loaded.
+    """
+    for text in request.plugins:
+        specs_of(text, registry)  # files may bring the task
+    return issubclass(registry.task(parse(request.tasks[0]).name), Patches)

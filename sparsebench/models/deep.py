@@ -240,7 +240,10 @@ class DeepViT:
 
     @torch.no_grad()
     def patches(self, images: Tensor, acting: Pass | None = None) -> Tensor:
-        """Return the (B, M, C) patch tokens that remain after the last norm, without gradients; see `__call__`."""
+        """Return the (B, M, C) patch tokens that remain, after the last norm and timm's `fc_norm`, without gradients.
+
+        `fc_norm` is the identity unless the model has its norm after pooling. See `__call__` for the arguments.
+        """
         normed, vit = self.normalise(images), self.module
         with self._precision(images.device.type):
             if acting is None:

@@ -58,8 +58,8 @@ class Converted:
 
     def fields_of(self, tokens: Tensor, head: Any) -> dict[str, Tensor]:
         """Return the fields of the model's output from (B, P + M, C) tokens and the output of timm's head."""
-        made = _fields(self.module, self.vit, tokens, head)
-        return {name: made[name] for name in self.fields}
+        values = _fields(self.module, self.vit, tokens, head)
+        return {name: values[name] for name in self.fields}
 
     @property
     def is_resampled(self) -> bool:
@@ -383,11 +383,11 @@ def in_float64(network: Any) -> Iterator[torch.device]:
             part.training = True
 
 
-def difference(made: Tensor, expected: Tensor) -> float:
+def difference(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors, over the largest expected value if that exceeds 1."""
-    if made.shape != expected.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    return float((made - expected).abs().max() / expected.abs().max().clamp(min=1))
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def _fields(model: Any, vit: Any, tokens: Tensor, head: Any) -> dict[str, Tensor]:

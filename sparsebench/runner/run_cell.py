@@ -101,6 +101,9 @@ LOWEST_LOG = -100.0
 """The lowest logarithm of a probability in the loss of a probe."""
 MISPLANNED = 0.02
 """A record notes a larger relative difference of actual and planned MACs if the token counts are as planned."""
+MOST_PICTURES = 2**16
+"""Number of pictures that a record can tell apart. If there are more, some share a number, and intervals over pictures
+count these as one."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
 log = logging.getLogger(__name__)
 
@@ -272,12 +275,14 @@ def _status_and_failure(
 ) -> tuple[Status, Failure]:
     """Return the status and the failure of a cell that ended with an error, which a worker writes to its log.
 
-    If the features of a probe cannot be computed, the context says so to the other cells with these features.
+    If the features of a probe cannot be computed, the context says so to the other cells with these features. Cells
+    that predict patches share none: each reads features of its own, and they depend on the training images.
     """
     status = _status_of(error)
+    shares_features = bool(job.features) and job.cell.probe is not None and not job.cell.probe.of_patches
     strategy = None if prepared is None or prepared.actor is None else prepared.actor.strategy
     failure = failure_of(error, strategy, job.files)
-    if job.features and status in PERMANENT and _last_features(job, context) is None:  # not the probe itself failed
+    if shares_features and status in PERMANENT and _last_features(job, context) is None:  # not the probe itself failed
         context.features = Unavailable(_path_of_features(job, context).stem, status, failure)
     if context.alone and status != "unsupported":
         _write_to_log(job, status, error)
@@ -491,7 +496,7 @@ def probed_of(job: Job, prepared: Prepared, context: Context, name: str) -> Prob
     trust = _ready_for_probe(job, prepared, context, shared, first)
     train, test = _features_of_splits(job, prepared, context, first)
     if not (np.isfinite(train.outputs).all() and np.isfinite(test.outputs).all()):
-        raise _not_finite(prepared, "its features are not finite")
+        raise _not_finite(prepared, "features are not finite")
     context.trusted.add(trust)
 
     _add_selection(shared, prepared, test)
@@ -689,14 +694,14 @@ def _add_patches(
     """
     judged = labels != IGNORE
     images = np.nonzero(judged)[0]
-    pictures = data.test.foregrounds
+    pictures = images if data.test.foregrounds is None else data.test.foregrounds[images]
     items = Items(
         predicted=values["predicted"][judged],
         labels=labels[judged],
         groups=np.zeros(len(images), dtype=np.int64),
         ranks=values["ranks"][judged],
         losses=values["losses"][judged],
-        foregrounds=images if pictures is None else pictures[images],
+        foregrounds=pictures % MOST_PICTURES,
     )
     result.metrics |= scores(items, len(data.patch_classes), ("all",), (0,))
     result.add("p_label", items.p_label, len(images))

@@ -25,6 +25,8 @@ FOREGROUND, CANVAS_OF_MASKS = 6, 16
 WAVES, STRENGTH = 5, 0.3
 """Number of the waves of an outline, and the standard deviation of the first one's amplitude."""
 BACKGROUND_NAME, OBJECT_NAME = "background", "object"
+MOST_CLASSES = IGNORE - 1
+"""Number of classes of objects that composites can have beside the background."""
 ONE_CLASS = "picture"
 """The class of all pictures with masks."""
 
@@ -163,12 +165,24 @@ class Patches(Composite):
     def for_probe(self, locations: Locations, skip_bad: bool = False) -> tuple[Task, Mapping[str, Path]]:
         """See `Task.for_probe`: masks are checked, and at most all pictures are for the test."""
         if not self.has_masks:
+            self._check_classes(locations)
             return super().for_probe(locations, skip_bad)
         pictures = self._masked(locations)
         pictures.check_numbers(self.largest, self.ignore)
         if self.backgrounds not in ("", PHOTOS):
             raise UserError("pictures with masks are not pasted on backgrounds", next_step="leave --backgrounds out")
         return self.model_copy(update={"backgrounds": "", "test": min(self.test, self._count_of_test(pictures))}), {}
+
+    def _check_classes(self, locations: Locations) -> None:
+        """Raise UserError if there are more classes of objects than the pixels of composites can tell apart."""
+        count = len(self.known_classes(locations))
+        if self.objects == "classes" and count > MOST_CLASSES:
+            raise UserError(
+                f"task '{self.name}' cannot tell the objects of so many classes apart",
+                got=f"{count} classes",
+                allowed=f"at most {MOST_CLASSES}",
+                next_step="set objects=one, or remove folders of classes",
+            )
 
     def training_counts(self, locations: Locations) -> np.ndarray | None:
         """See `Task.training_counts`."""

@@ -92,6 +92,14 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+def test_a_task_of_a_file_can_be_drawn(tmp_path: Path) -> None:
+    text = next(block for block in code("docs/write/task.md") if block.startswith("# stripes.py\n"))
+    (tmp_path / "stripes.py").write_text(text)
+    words = ("--plugin", tmp_path / "stripes.py", "--task", "stripes", "--n-train", 20, "--out", tmp_path / "out")
+    done = call("show-tokens", *words, "--dry-run")
+    assert done.exit_code == 0 and "cells to run" in done.stdout, done.output
+
+
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run's folder in which the network is already trained."""

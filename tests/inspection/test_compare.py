@@ -10,7 +10,7 @@ from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.errors import UserError
 from sparsebench.inspection.compare import BOTH, INKS, Comparison, compare, figure, rows
-from sparsebench.inspection.pictures import BESIDE, GONE, Scene, Trainer, load_cell, rgb
+from sparsebench.inspection.pictures import BESIDE, GREY, Scene, Trainer, load_cell, rgb
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.request import Execution, Files, Request
@@ -236,7 +236,7 @@ def test_patches_are_coloured_by_who_keeps_them(own: list[int], other: list[int]
     for number in range(16):
         was, now = patch(plain, number), patch(large, number)
         if number not in own:
-            assert np.abs(now - rgb(GONE)).max() < 256 / 8 + 1
+            assert np.abs(now - rgb(GREY)).max() < 256 / 8 + 1
             continue
         ink = INKS[BOTH if number in other else side]
         assert np.abs(now - (1 - ink.strength) * was - ink.strength * rgb(ink.colour)).max() <= 1

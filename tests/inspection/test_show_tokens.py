@@ -8,7 +8,7 @@ import pytest
 from running import execute
 
 from sparsebench.errors import UserError
-from sparsebench.inspection.pictures import GONE, Trainer, figure, load_cell, matters, paint, rgb, show, spread
+from sparsebench.inspection.pictures import GREY, Trainer, figure, load_cell, matters, paint, rgb, show, spread
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
@@ -24,6 +24,23 @@ pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
 TASK = "spurious:epochs=2,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
 VIT = "vit:dim=16,depth=3,heads=2"
+FAILING_ORACLE = """
+import sparsebench
+
+
+class Seer(sparsebench.Strategy):
+    name = "seer"
+    kind = "oracle"
+    needs = frozenset({"relevance"})
+
+    def scores(self, view):
+        raise ValueError("no mask today")
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Seer]
+"""
 
 
 def request(*plugins: str, **options: Any) -> Request:
@@ -111,6 +128,19 @@ def test_where_nothing_has_a_result_there_is_nothing_to_draw(trained: Any) -> No
         show(request(planned.jobs[2].files[0], alone=True), trainer(out), 4)
 
 
+def test_an_oracle_of_a_file_that_fails_is_named(trained: Any, tmp_path: Path) -> None:
+    """Only the oracles that the suite brings are left out silently."""
+    out, _, _ = trained
+    shutil.copytree(out, tmp_path / "out")
+    file = tmp_path / "some_file.py"
+    file.write_text(FAILING_ORACLE)
+    seen = show(request(str(file)), trainer(tmp_path / "out"), 2)
+    reasons = {shown.label: shown.why for shown in seen.shown}
+    assert "no mask today" in reasons["seer"] and not reasons["dense"]
+    with pytest.raises(UserError, match=r"no strategy has a result; seer: .*no mask today"):
+        show(request(str(file), alone=True), trainer(tmp_path / "out"), 2)
+
+
 def test_weights_that_cannot_be_read_are_trained_again(trained: Any, tmp_path: Path) -> None:
     out, planned, _ = trained
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
@@ -160,7 +190,7 @@ def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
     plain, large = (paint(small, np.zeros((16, 16), bool), *more) for more in ((), (token, (4, 4))))
     assert (plain[::16, ::16] == small).all() and plain.shape == (256, 256, 3)  # pictures of 16 pixels are enlarged
     now, before = (x.reshape(4, 64, 4, 64, 3).swapaxes(1, 2).reshape(16, -1, 3).astype(float) for x in (large, plain))
-    assert (now[token >= 0] == before[token >= 0]).all() and np.abs(now[token < 0] - rgb(GONE)).max() < 256 / 8 + 1
+    assert (now[token >= 0] == before[token >= 0]).all() and np.abs(now[token < 0] - rgb(GREY)).max() < 256 / 8 + 1
 
 
 BESIDE = {"random", "oracle", "anti_oracle"}

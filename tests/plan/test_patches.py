@@ -1,6 +1,7 @@
 """The task patches, from a request to records: the same predictions as with timm and scikit-learn alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,27 @@ STRATEGIES = {
     "tome:macs=0.6": ("tome", 0.6),
 }
 """Strategies as they are requested, with the names and the budgets of their records."""
+FAR = """
+from dataclasses import replace
+
+import sparsebench
+from sparsebench.tasks.patches import Patches
+
+
+class Far(Patches):
+    \"\"\"Patches of pictures that are far down in a long list.\"\"\"
+
+    name = "far"
+
+    def draw(self, n_train, repetition, locations):
+        data = super().draw(n_train, repetition, locations)
+        return replace(data, test=replace(data.test, foregrounds=data.test.foregrounds + 70_000))
+
+
+@sparsebench.hookimpl
+def sparsebench_tasks():
+    return [Far]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +256,60 @@ def test_merged_patches_can_be_filled_from_the_nearest_kept_patch(
 def test_mixtures_of_patches_are_unsupported(files: Files, tmp_path: Path) -> None:
     (record,) = executed(tmp_path, request("sinkhorn:macs=0.6"), files).values()
     assert record.status == "unsupported"
+
+
+@pytest.fixture(scope="module")
+def far(files: Files, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Data]:
+    """Return the folder of a run on pictures with large numbers, and the data."""
+    root = tmp_path_factory.mktemp("far")
+    (root / "far.py").write_text(FAR)
+    registry = Registry()
+    registry.load_file(root / "far.py")
+    asked = request("dense", str(root / "far.py"), tasks=(TASK.replace("patches", "far"),))
+    plan = runs.run_missing(asked, files, Execution("cpu", jobs=0), registry, root / "out")
+    cell = plan.jobs[-1].cell
+    return root / "out", registry.resolve(cell).task.draw(N_TRAIN, 0, plan.locations)
+
+
+def test_any_number_of_pictures_can_be_told_apart(far: tuple[Path, Data]) -> None:
+    out, data = far
+    (record,) = store.read(out).values()
+    assert record.outcomes is not None and data.test.foregrounds is not None, record.failure
+    pictures = numbers_of(record.outcomes.foreground, record.outcomes.n)
+    expected = data.test.foregrounds.repeat(SIDE**2)
+    assert data.test.foregrounds.min() > 2**16
+    assert (np.unique(pictures, return_inverse=True)[1] == np.unique(expected, return_inverse=True)[1]).all()
+    (row,) = sparsebench.leaderboard(out).to_dict("records")
+    assert row["iou_low"] < row["iou"] < row["iou_high"]
+
+
+def test_without_the_numbers_of_pictures_there_is_no_interval(far: tuple[Path, Data], tmp_path: Path) -> None:
+    (record,) = store.read(far[0]).values()
+    assert record.outcomes is not None
+    unknown = record.model_copy(update={"outcomes": record.outcomes.model_copy(update={"foreground": b""})})
+    store.Writer(tmp_path).append(unknown)
+    (row,) = sparsebench.leaderboard(tmp_path).to_dict("records")
+    assert row["iou"] == pytest.approx(record.metrics["iou"].value)
+    assert np.isnan(row["iou_low"]) and np.isnan(row["iou_high"])
+
+
+def many_classes(root: Path, n: int) -> Files:
+    """Write a folder with a picture for training and one for the test in each of n classes."""
+    for split in ("train", "test"):
+        for label in range(n):
+            (root / split / f"{label:03}").mkdir(parents=True)
+            pixels = np.full((4, 4, 3), label % 256, np.uint8)
+            Image.fromarray(pixels).save(root / split / f"{label:03}" / "0.png")
+    return Files(images=(f"folder:{root}",))
+
+
+def test_more_classes_than_pixels_can_tell_apart_are_refused(weights: Path, tmp_path: Path) -> None:
+    files = replace(many_classes(tmp_path, 255), weights=(weights,))
+    asked = request("dense", tasks=(TASK,), n_train=(600,))
+    with pytest.raises(UserError, match="got 255 classes; allowed: at most 254"):
+        planner.plan(asked, files, Registry(), Path("nowhere"), "missing")
+    one = request("dense", tasks=(f"{TASK},objects=one",), n_train=(600,))
+    assert planner.plan(one, files, Registry(), Path("nowhere"), "missing").todo
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,14 @@ def planned(folder: Path, weights: Path, params: str = "", **options: Any) -> pl
     return planner.plan(asked, files, Registry(), Path("nowhere"), "missing")
 
 
-def executed(folder: Path, weights: Path, out: Path, params: str = "") -> list[Record]:
+def executed(folder: Path, weights: Path, out: Path, params: str = "", n_train: tuple[int, ...] = ()) -> list[Record]:
     """Return the records of dense and the oracle."""
     asked = Request(
         plugins=("dense", "oracle:macs=0.6"),
         suite="patches",
         tasks=(f"patches:canvas={CANVAS}{params}",),
         model=f"timm:{ARCH}",
+        n_train=n_train,
         seeds=1,
         alone=True,
     )
@@ -159,6 +160,23 @@ def test_pixels_to_ignore_are_not_judged(folder: Path, weights: Path, tmp_path: 
     assert record.outcomes.n == judged.sum() < judged.size
     assert set(numbers_of(record.outcomes.label, record.outcomes.n)) == {0, 1, 3}
     assert record.metrics["iou_pixels"].n == (segments != 255).sum()
+
+
+def test_a_head_that_cannot_be_learned_leaves_those_of_more_pictures(weights: Path, tmp_path: Path) -> None:
+    """Only one of the training pictures has an object, so that two pictures have patches of one class."""
+    write(tmp_path / "pictures", 24)
+    for kind in ("images", "masks"):
+        for place, path in enumerate(sorted((tmp_path / "pictures" / kind).iterdir())):
+            split = tmp_path / "pictures" / kind / ("train" if place < 20 else "val")
+            split.mkdir(exist_ok=True)
+            if kind == "masks" and place < 19:
+                save(path, np.zeros(np.asarray(Image.open(path)).shape, int), "8 bits")
+            path.rename(split / path.name)
+    records = executed(tmp_path / "pictures", weights, tmp_path / "out", n_train=(2, 20))
+    status = {(record.label, record.cell.n_train): record.status for record in records}
+    assert status == {("dense", 2): "failed", ("oracle", 2): "failed", ("dense", 20): "ok", ("oracle", 20): "ok"}
+    for record in records:
+        assert record.failure is None or "one class" in record.failure.reason
 
 
 def test_the_background_may_have_another_number_or_none(folder: Path, weights: Path) -> None:
