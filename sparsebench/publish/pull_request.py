@@ -26,7 +26,7 @@ from sparsebench.publish.submission import Verdict, files_of
 MAY_PUSH = ("ADMIN", "MAINTAIN", "WRITE")
 UPSTREAM, FORK, ORIGIN = "upstream", "fork", "origin"
 MOST_SECONDS = 600
-AGAIN = "the same command goes on from here"
+AGAIN = "mend the cause; the same command then goes on from here"
 NOT_ASKED = {"GIT_TERMINAL_PROMPT": "0", "GH_PROMPT_DISABLED": "1", "GH_NO_UPDATE_NOTIFIER": "1"}
 SECRET = re.compile(r"(?<=//)[^/@\s]+@|\b(?:gh[a-z]_|github_pat_)\w+")
 """What programs may repeat of a token: a user before the host of an address, and the beginnings of GitHub's tokens."""
@@ -71,7 +71,7 @@ def places_of(folder: Path, *, prepare: bool) -> Places:
         prepare: whether a missing fork is made, and missing remotes are added.
 
     Raises:
-        UserError: git or gh fails.
+        UserError: git or gh fails, or a remote that is to be added is there with another kind of address.
     """
     remotes = remotes_of(folder)
     origin = remotes[ORIGIN]
@@ -83,12 +83,26 @@ def places_of(folder: Path, *, prepare: bool) -> Places:
     about = json.loads(_gh(folder, "repo", "view", origin.path, "--json", "parent,viewerPermission"))
     if about["parent"]:
         target = Repository(origin.host, about["parent"]["owner"]["login"], about["parent"]["name"])
+        _check_name(folder, UPSTREAM)
         if prepare:
             _add_remote(folder, UPSTREAM, target)
         return Places(target, UPSTREAM, origin, ORIGIN)
     if about["viewerPermission"] in MAY_PUSH:
         return Places(origin, ORIGIN, origin, ORIGIN)
+    _check_name(folder, FORK)
     return Places(origin, ORIGIN, _fork_of(folder, origin, prepare), FORK)
+
+
+def _check_name(folder: Path, name: str) -> None:
+    """Raise UserError if there is a remote of this name. Remotes with addresses on a server are known before."""
+    if name not in _git(folder, "remote").splitlines():
+        return
+    address = _git(folder, "remote", "get-url", name, fails="no address")
+    raise UserError(
+        f"the address of the remote `{name}` is no repository on a server",
+        got=plain(SECRET.sub("", address), 100),
+        next_step=f"rename it with `git remote rename {name} NAME`, or change it with `git remote set-url`",
+    )
 
 
 def _fork_of(folder: Path, origin: Repository, prepare: bool) -> Repository:
@@ -121,6 +135,7 @@ def request(verdict: Verdict, about: About, places: Places) -> str:
         UserError: git or gh fails, or the repository has this submission already.
     """
     folder, branch = Path(verdict.folder), branch_of(verdict)
+    _fetch(folder, places)
     _commit(folder, branch, places.base, title_of(verdict))
     _push(folder, branch, places)
     target = places.target.path
@@ -147,33 +162,53 @@ def body_of(verdict: Verdict, about: About) -> str:
 
 
 def _commit(folder: Path, branch: str, base: str, message: str) -> None:
-    """Commit a submission to its branch, which begins at the newest commit of a remote."""
-    _git(folder, "fetch", "--quiet", base, "HEAD")
+    """Commit a submission to its branch, which begins at the newest commit of a remote, as it was just fetched."""
     newest = _git(folder, "rev-parse", "FETCH_HEAD")
+    if _tree_with(folder, newest) == _tree(folder, newest):
+        raise UserError(f"{folder} is published already: the newest commit of `{base}` has the same files")
     name = f"refs/heads/{branch}"
-    begun = _run(["git", "rev-parse", "--quiet", "--verify", name], folder).stdout.strip()
-    parent = begun or newest
+    before = _run(["git", "rev-parse", "--quiet", "--verify", name], folder).stdout.strip()
+    parent = before or newest
+    tree = _tree_with(folder, parent)
+    if tree == _tree(folder, parent):
+        return
+    commit = _git(folder, "commit-tree", tree, "-p", parent, "-m", message)
+    _git(folder, "update-ref", name, commit)
+    if _git(folder, "symbolic-ref", "--quiet", "HEAD", fails="") == name:
+        _git(folder, "reset", "--quiet", "--", ".")  # the index of the clone is then behind its branch
+
+
+def _tree(folder: Path, commit: str) -> str:
+    return _git(folder, "rev-parse", f"{commit}^{{tree}}")
+
+
+def _tree_with(folder: Path, commit: str) -> str:
+    """Return the tree of a commit in which the submission's files are those of the folder."""
     files = [str(path.absolute()) for path in files_of(folder)]
     with tempfile.TemporaryDirectory() as place:
         index = {"GIT_INDEX_FILE": str(Path(place, "index"))}
-        _git(folder, "read-tree", parent, more=index)
-        _git(folder, "rm", "-r", "--cached", "--quiet", "--ignore-unmatch", "--", ".", more=index)
+        _git(folder, "read-tree", commit, more=index)
+        # Without --force, git refuses files that differ from both this index and HEAD.
+        _git(folder, "rm", "-r", "--cached", "--force", "--quiet", "--ignore-unmatch", "--", ".", more=index)
         _git(folder, "add", "--force", "--", *files, more=index)
-        tree = _git(folder, "write-tree", more=index)
-    if tree != _git(folder, "rev-parse", f"{parent}^{{tree}}"):
-        commit = _git(folder, "commit-tree", tree, "-p", parent, "-m", message)
-        _git(folder, "update-ref", name, commit)
-        if _git(folder, "symbolic-ref", "--quiet", "HEAD", fails="") == name:
-            _git(folder, "reset", "--quiet", "--", ".")  # the index of the clone is then behind its branch
-    elif not begun:
-        raise UserError(f"{folder} is published already: the newest commit of `{base}` has the same files")
+        return _git(folder, "write-tree", more=index)
+
+
+def _fetch(folder: Path, places: Places) -> None:
+    """Fetch the newest commit of the repository that gets the request."""
+    _git(folder, *_login(places.target.host), "fetch", "--quiet", places.base, "HEAD")
 
 
 def _push(folder: Path, branch: str, places: Places) -> None:
-    """Push a branch, over https with the credentials of gh."""
-    key = f"credential.https://{places.head.host}.helper"
-    login = ["-c", f"{key}=", "-c", f"{key}=!gh auth git-credential"]
-    _git(folder, *login, "push", "--quiet", places.remote, f"refs/heads/{branch}:refs/heads/{branch}")
+    """Push a branch to the repository that gets it."""
+    ref = f"refs/heads/{branch}"
+    _git(folder, *_login(places.head.host), "push", "--quiet", places.remote, f"{ref}:{ref}")
+
+
+def _login(host: str) -> Sequence[str]:
+    """Return the options of git that take the credentials of gh over https."""
+    key = f"credential.https://{host}.helper"
+    return "-c", f"{key}=", "-c", f"{key}=!gh auth git-credential"
 
 
 def _gh(folder: Path, *words: str, text: str = "") -> str:
@@ -191,9 +226,9 @@ def _output(
     done = _run(command, folder, text=text, more=more)
     if done.returncode and fails is None:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-1:] or ["no reason"]
+        reasons = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-1:] or ["no reason"]
         words = " ".join(word for word in command[1:4] if not word.startswith("-"))
-        raise UserError(f"`{command[0]} {words}` failed: {plain(SECRET.sub('', told[0]), 300)}", next_step=AGAIN)
+        raise UserError(f"`{command[0]} {words}` failed: {plain(SECRET.sub('', reasons[0]), 300)}", next_step=AGAIN)
     return (fails or "") if done.returncode else done.stdout.strip()
 
 

@@ -203,3 +203,60 @@ def test_a_dry_run_writes_and_sends_nothing(server: Server, out: Path) -> None:
     assert server.git("status", "--short") == "" and server.git("remote") == "origin"
     calls = (server.place / "calls.txt").read_text()
     assert "POST" not in calls and "create" not in calls and server.git("branch", "--list", "submit-*") == ""
+
+
+def test_a_submission_with_other_files_is_committed_again(server: Server, out: Path) -> None:
+    server.permit("WRITE")
+    assert server.submit(out).exit_code == 0
+    (request,) = server.requests()
+    server.git("switch", "--quiet", "--force", request["branch"])
+    server.git("switch", "--quiet", "-c", "mine")  # HEAD has the files, and the branch then differs from it
+    folder, _ = published(server)
+    note = folder / "withdrawn.json"
+    for text in ("{}", '{"reason": "wrong seeds"}', '{"reason": "wrong data"}'):
+        note.write_text(text)
+        server.git("add", "--force", str(note))
+        made = server.submit(out)
+        assert made.exit_code == 0, made.output
+    branch = server.git("show", f"{request['branch']}:{note.relative_to(server.clone).as_posix()}")
+    assert branch == '{"reason": "wrong data"}' and len(server.requests()) == 1
+
+
+def test_what_is_merged_as_one_commit_is_not_asked_for_again(server: Server, out: Path) -> None:
+    server.permit("WRITE")
+    server.submit(out)
+    (request,) = server.requests()
+    bare = server.place / "group" / "bench.git"
+    squashed = server.git("commit-tree", f"{request['branch']}^{{tree}}", "-p", "main", "-m", "merged", at=bare)
+    server.git("update-ref", "refs/heads/main", squashed, at=bare)
+    (server.place / "requests.json").unlink()  # it is closed
+    made = server.submit(out)  # the branch is still in the clone
+    assert made.exit_code == 2 and "published already" in made.stderr and not server.requests()
+
+
+@pytest.mark.parametrize("name", ["fork", "upstream"])
+def test_a_remote_that_is_on_no_server_is_named(server: Server, out: Path, name: str) -> None:
+    if name == "upstream":
+        server.permit("READ", parent={"owner": {"login": "others"}, "name": "bench"})
+    server.git("remote", "add", name, "../elsewhere")
+    made = server.submit(out)
+    assert made.exit_code == 2 and name in made.stderr and "../elsewhere" in made.stderr
+    assert not server.requests() and not (server.place / "me").exists()
+    server.git("remote", "rename", name, "mirror")
+    (server.place / "others").symlink_to(server.place / "group")
+    assert server.submit(out).exit_code == 0 and server.requests()
+
+
+def test_git_gets_the_credentials_of_gh_wherever_it_speaks_to_a_server(
+    server: Server, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.json"
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_TRACE2_EVENT", str(trace))
+        assert server.submit(out).exit_code == 0
+    starts = [json.loads(line) for line in trace.read_text().splitlines() if '"event":"start"' in line]
+    calls = [
+        start["argv"] for start in starts if {"origin", "fork"} & set(start["argv"]) and "--quiet" in start["argv"]
+    ]
+    assert {word for call_ in calls for word in call_} >= {"fetch", "push"}
+    assert all("credential.https://host.example.helper=!gh auth git-credential" in call_ for call_ in calls)
