@@ -106,7 +106,8 @@ def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hu
     assert again.exit_code == 0 and "nothing was uploaded" in again.stderr and len(hub.commits) == 1
     call("withdraw", folder, "--reason", "wrong seeds")
     hub.calls.clear()
-    assert submitted(out, tmp_path / "to").exit_code == 0
+    withdrawn = submitted(out, tmp_path / "to")
+    assert withdrawn.exit_code == 0 and "withdrawn" in withdrawn.stderr
     assert f"norm/{folder.name}/withdrawn.json" in hub.files[NAME] and "put" not in hub.calls
     (folder / "withdrawn.json").unlink()
     kept = submitted(out, tmp_path / "to")  # others may have withdrawn it
