@@ -17,7 +17,7 @@ import click
 from sparsebench.api import OUT
 from sparsebench.board.tables import cell
 from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, image_size, options
-from sparsebench.errors import UserError, plain
+from sparsebench.errors import UserError, few, plain
 from sparsebench.files import whole_file
 from sparsebench.models.base import TRANSFORMERS
 from sparsebench.plan.request import Files
@@ -210,7 +210,7 @@ def submit(
 
     Cells of a task or model in another plugin file than the strategy's cannot be replayed from a submission.
     """
-    from sparsebench.publish.submission import check_replaced
+    from sparsebench.publish.submission import THERE, check_place, check_replaced, manifest_of
     from sparsebench.publish.submission import submit as write_submission
 
     if hub is not None:
@@ -218,15 +218,19 @@ def submit(
 
         address_of(hub)  # a wrong name is refused before anything is written
     who = _about(about, {name: value for name, value in fields.items() if value})
+    is_again = pull_request or hub is not None
     if dry_run:
         with tempfile.TemporaryDirectory() as place:
             verdict = write_submission(folder, Path(place), strategy, who)
             if replaces:
                 check_replaced(to / verdict.strategy, replaces, who)
+            manifest = manifest_of(Path(verdict.folder)).model_copy(update={"replaces": replaces})
+            if check_place(to / verdict.strategy / verdict.version, manifest if is_again else None):
+                verdict.notes.append(THERE)
             _preview(verdict, to, who, pull_request, hub)
         return
 
-    verdict = write_submission(folder, to, strategy, who, replaces, again=pull_request or hub is not None)
+    verdict = write_submission(folder, to, strategy, who, replaces, is_again)
     _tell(verdict, who)
     if hub is not None:
         _upload(verdict, hub)
@@ -236,9 +240,13 @@ def submit(
 
 def _tell(verdict: Verdict, about: About) -> None:
     """Say what was written."""
+    from sparsebench.publish.collection import WITHDRAWN
+
     click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
     for note in verdict.notes:
         click.echo(note, err=True)
+    if (Path(verdict.folder) / WITHDRAWN).exists():
+        click.echo(f"it is withdrawn: boards leave it out until {WITHDRAWN} is removed", err=True)
     if not about.authors:
         click.echo("it names no author: --author NAME, or authors in submission.toml, names them", err=True)
 
@@ -271,6 +279,8 @@ def _upload(verdict: Verdict, name: str) -> None:
     click.echo(done.address)
     if not done.changed:
         click.echo("it has the same files already; nothing was uploaded", err=True)
+    if done.kept:
+        click.echo(f"it keeps files that are not here: {few(done.kept)}; only its page can remove them", err=True)
 
 
 def _preview(verdict: Verdict, to: Path, about: About, wants_request: bool, hub: str | None) -> None:

@@ -108,6 +108,15 @@ class Overlap(NamedTuple):
         return self.mean_iou() + U * influence
 
 
+def by_relevance(items: Items) -> dict[str, Metric]:
+    """Return the accuracies on patches of objects and of the background, by name."""
+    is_object = items.labels != BACKGROUND
+    return {
+        "accuracy_relevant": share(items.correct[is_object]),
+        "accuracy_irrelevant": share(items.correct[~is_object]),
+    }
+
+
 def scores_of_patches(items: Items, images: np.ndarray, boundary: np.ndarray, pixels: Overlap) -> dict[str, Metric]:
     """Return the metrics of predicted patches, besides those of any test items.
 
@@ -118,12 +127,10 @@ def scores_of_patches(items: Items, images: np.ndarray, boundary: np.ndarray, pi
         pixels: the overlap on pixels.
     """
     n = len(items.labels)
-    is_object = items.labels != BACKGROUND
     on_patches = Overlap.of(items.predicted, items.labels, images).mean_iou()
     return {
         "iou": Metric.of("iou", on_patches, n),
         "iou_pixels": Metric.of("iou_pixels", pixels.mean_iou(), int(pixels.labels.sum())),
-        "accuracy_relevant": share(items.correct[is_object]),
-        "accuracy_irrelevant": share(items.correct[~is_object]),
+        **by_relevance(items),
         "accuracy_boundary": share(items.correct[boundary]),
     }

@@ -464,6 +464,15 @@ def folder_of(text: str) -> Path:
         ) from error
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Return whether a folder has a model of transformers. A model of timm has another config.json beside it."""
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "model_type" in config
+
+
 def fingerprint(folder: Path) -> str:
     """Return a short hash of the files of a model: its configuration, its image processor and its weights."""
     digest = hashlib.sha256()

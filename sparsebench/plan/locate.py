@@ -127,9 +127,9 @@ def places_of_transformers(files: Files) -> dict[str, Path]:
 
     A run takes these folders with --model. A replay knows the model of each cell, and gets all weights in one way.
     """
-    from sparsebench.models.transformers_models import CONFIG, fingerprint
+    from sparsebench.models.transformers_models import fingerprint, is_of_transformers
 
-    folders = [path.expanduser() for path in files.weights if (path.expanduser() / CONFIG).is_file()]
+    folders = [path.expanduser() for path in files.weights if is_of_transformers(path.expanduser())]
     places = {f"{OF_TRANSFORMERS}{fingerprint(folder)}": folder for folder in folders}
     if files.text_features is not None:
         texts = files.text_features.expanduser()

@@ -31,10 +31,12 @@ AGREEING = 0.99
 """Share of equal predictions that is required if the cell trains no network: only rounding differs."""
 FEW = 0.02
 """Relative difference of token counts that rounding may cause if a strategy adapts token counts to the image."""
-MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1}
-"""Metrics that depend on losses of single test items, which records do not have: 1 if more is better, else -1."""
+MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1, "iou_pixels": 1, "accuracy_boundary": 1}
+"""Metrics that depend on losses or pixels of single test items, which records do not have: 1 if more is better, else
+-1."""
 BETTER = 0.1
-"""Share by which the mean of such a metric may be better than the replay; for successes, a share of the cells."""
+"""Share by which the mean of such a metric may be better than the replay; for successes and accuracies, an
+absolute share."""
 
 
 def draw(records: Sequence[Record], strategy: str, number: int | None, seed: int) -> list[Record]:

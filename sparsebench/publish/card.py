@@ -91,7 +91,7 @@ def _results(board: Board, strategy: str) -> Iterator[EvalResult]:
         if row["strategy"] != strategy and not row["strategy"].startswith(f"{strategy}("):
             continue
         task, model = (plain(row.get(key) or "", 100) for key in ("task", "model"))
-        keys = ("strategy", "budget", "n_train")
+        keys = ("model", "strategy", "budget", "n_train")
         settings = {key: plain(row[key], 200) for key in keys if row.get(key) is not None}
         at = " at ".join(settings[key] for key in ("strategy", "budget") if key in settings)
         for key in METRICS:

@@ -8,8 +8,9 @@ FOLDER/replays/                     replays by others, see `replays`
 Files of other plugins are left out: cells of their tasks and models can be checked, but not run again. Apart from the
 manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of a submission
 is run here. Accuracies must follow from the outcomes of test items, and MACs from the token counts and the network's
-closed form. Not checked are `test_loss` and `p_label`, because records have no losses of single items, and results that
-depend on a task or model of a plugin, because no plugin is imported.
+closed form. Not checked are `test_loss` and `p_label`, because records have no losses of single items, `iou_pixels` and
+`accuracy_boundary`, because they have no pixels, and results that depend on a task or model of a plugin, because no
+plugin is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sparsebench import __version__, files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
-from sparsebench.measure.patches import Overlap
+from sparsebench.measure.patches import Overlap, by_relevance
 from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
@@ -63,6 +64,7 @@ ALONE = "a submission has no plugin but the strategy's"
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
 UNFIT = "complete and consistent; a file of a replay does not fit"
 KEPT = "complete and consistent; according to its files, others have run randomly drawn cells again, and they agree"
+THERE = "it was there already, with the same records and authors"
 MOST_REASONS = 5
 """Maximum number of reasons in a verdict."""
 MOST_LETTERS = 30
@@ -238,12 +240,17 @@ def badges(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Give another folder beside it to fill, which becomes the folder at the end if it is not there."""
+def _whole_folder(folder: Path, is_there: bool) -> Iterator[Path]:
+    """Give another folder beside it to fill, which becomes the folder at the end, unless that is there.
+
+    Raises:
+        UserError: the folder has appeared meanwhile.
+    """
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
-        if not folder.exists():
+        if not is_there:
+            check_place(folder)
             os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -301,12 +308,12 @@ def submit(
 
     about = about or About()
     folder = to / name / version_of(suite, origin, about)
-    is_there = folder.is_symlink() or folder.exists()
-    if is_there and not again:
-        raise _exists(folder)
+    is_there = os.path.lexists(folder)
+    if not again:
+        check_place(folder)
     if replaces:
         check_replaced(to / name, replaces, about)
-    with _whole_folder(folder) as part:
+    with _whole_folder(folder, is_there) as part:
         rows = table.table_of((record, 0) for record in selection)
         table.write(part / RECORDS, rows, _sidecars(opened, selection, suite))
         _write_plugin(part, entry)
@@ -324,7 +331,7 @@ def submit(
         verdict = _verified(part, out)
         if is_there:
             verdict = _unchanged(folder, manifest)
-            notes.append("it was there already, with the same records and authors")
+            notes.append(THERE)
     verdict.folder = str(folder)
     verdict.notes = notes
     return verdict
@@ -340,6 +347,24 @@ def _unchanged(folder: Path, manifest: Manifest) -> Verdict:
             f"{folder} is rejected: {few(verdict.why, 2)}", next_step="remove it, and run the command again"
         )
     return verdict
+
+
+def check_place(folder: Path, manifest: Manifest | None = None) -> bool:
+    """Return whether the place of a submission has the same one already.
+
+    Args:
+        folder: the place.
+        manifest: the manifest of the submission that may be there already; None if nothing may be there.
+
+    Raises:
+        UserError: something else is there, or the same submission is there and rejected.
+    """
+    if not os.path.lexists(folder):
+        return False
+    if manifest is None:
+        raise _exists(folder)
+    _unchanged(folder, manifest)
+    return True
 
 
 def _exists(folder: Path) -> UserError:
@@ -673,6 +698,7 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
     if "iou" in metrics:
         places = np.zeros_like(items.labels)  # it is the same for all partitions into images
         results["iou"] = Metric.of("iou", Overlap.of(items.predicted, items.labels, places).mean_iou(), len(places))
+        results |= by_relevance(items)
     return {name: metric for name, metric in results.items() if decider_of(name) == "outcomes"}
 
 

@@ -19,6 +19,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.publish.agreement import compare
 from sparsebench.publish.submission import differences
 from sparsebench.records import store
 from sparsebench.records.record import Record, numbers_of
@@ -325,3 +326,22 @@ def test_more_classes_than_pixels_can_tell_apart_are_refused(weights: Path, tmp_
 def test_what_does_not_fit_is_refused(weights: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         planner.plan(request("dense", **options), Files(weights=(weights,)), Registry(), Path("nowhere"), "missing")
+
+
+@pytest.mark.parametrize("name", ["accuracy_relevant", "accuracy_irrelevant", "iou_pixels", "accuracy_boundary"])
+def test_a_better_number_than_that_of_the_predictions_is_noticed(records: dict[str, Record], name: str) -> None:
+    """Accuracies on objects and background follow from the outcomes, the others are compared with a replay."""
+    record = records["dense"]
+    usual = record.metrics[name]
+    assert usual.value is not None
+    better = usual.model_copy(update={"value": usual.value + 0.2})
+    changed = record.model_copy(update={"metrics": record.metrics | {name: better}})
+    elsewhere = {"environment": "0" * 16}
+    if name in ("accuracy_relevant", "accuracy_irrelevant"):
+        assert any(name in text for text in differences(changed))
+        return
+    assert list(differences(changed)) == []
+    assert compare([(record, record)], ())[0] == []
+    assert compare([(changed, record)], ())[0]
+    assert any(name in text for text in compare([(changed.model_copy(update=elsewhere), record)], ())[0])
+    assert compare([(record.model_copy(update=elsewhere), record)], ())[0] == []

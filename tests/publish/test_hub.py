@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 from commands import call
+from forge import PLUGIN
 from hub_server import TOKEN, Hub, running
 
+from sparsebench import api
 from sparsebench.publish.submission import MANIFEST, RECORDS
 
 pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
@@ -104,19 +106,35 @@ def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hu
     assert again.exit_code == 0 and "nothing was uploaded" in again.stderr and len(hub.commits) == 1
     call("withdraw", folder, "--reason", "wrong seeds")
     hub.calls.clear()
-    assert submitted(out, tmp_path / "to").exit_code == 0
+    withdrawn = submitted(out, tmp_path / "to")
+    assert withdrawn.exit_code == 0 and "withdrawn" in withdrawn.stderr
     assert f"norm/{folder.name}/withdrawn.json" in hub.files[NAME] and "put" not in hub.calls
     (folder / "withdrawn.json").unlink()
-    assert submitted(out, tmp_path / "to").exit_code == 0
-    assert hub.files[NAME] == before
+    kept = submitted(out, tmp_path / "to")  # others may have withdrawn it
+    assert kept.exit_code == 0 and "withdrawn.json" in kept.stderr
+    assert hub.files[NAME].keys() - before.keys() == {f"norm/{folder.name}/withdrawn.json"}
 
 
-def test_what_was_damaged_since_it_was_written_is_not_uploaded(hub: Hub, out: Path, tmp_path: Path) -> None:
+def test_a_second_upload_removes_its_own_files_and_keeps_those_of_others(hub: Hub, out: Path, tmp_path: Path) -> None:
     submitted(out, tmp_path / "to")
-    (plugin,) = (tmp_path / "to" / "norm").glob("*/plugin/good.py")
-    plugin.write_text("changed = 1\n")
+    (folder,) = (tmp_path / "to" / "norm").iterdir()
+    place = f"norm/{folder.name}"
+    hub.files[NAME] |= {f"{place}/replays/2026-01-02-ab.json": b"{}", f"{place}/plugin/earlier.py": b""}
     made = submitted(out, tmp_path / "to")
-    assert made.exit_code == 2 and "good.py" in made.stderr and len(hub.commits) == 1
+    assert made.exit_code == 0 and "2026-01-02-ab.json" in made.stderr
+    assert f"{place}/replays/2026-01-02-ab.json" in hub.files[NAME]
+    assert f"{place}/plugin/earlier.py" not in hub.files[NAME]
+
+
+def test_no_part_of_the_token_is_printed_where_a_long_message_is_cut(
+    hub: Hub, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError(" ".join([TOKEN] * 40))  # as a library may repeat the header of a request
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", fail)
+    made = submitted(out, tmp_path / "to")
+    assert made.exit_code == 2 and "[token]" in made.stderr and TOKEN[:6] not in made.stderr
 
 
 def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(hub: Hub, out: Path, tmp_path: Path) -> None:
@@ -158,15 +176,19 @@ def test_what_somebody_else_has_written_is_not_overwritten(hub: Hub, out: Path, 
     assert made.exit_code == 2 and "README.md" in made.stderr and hub.files[NAME]["README.md"] == b"mine"
 
 
-def test_another_version_stays_beside_it(hub: Hub, out: Path, tmp_path: Path) -> None:
+def test_the_card_of_another_submission_is_not_replaced(hub: Hub, out: Path, tmp_path: Path) -> None:
     submitted(out, tmp_path / "to")
+    before = dict(hub.files[NAME])
     shutil.rmtree(tmp_path / "to")
     made = call("submit", out, "--to", tmp_path / "to", "--author", "Bo Two", "--hub", NAME)
-    assert made.exit_code == 0, made.output
-    assert len({path.split("/")[1] for path in hub.files[NAME] if path.startswith("norm/")}) == 2
+    assert made.exit_code == 2 and "another submission" in made.stderr and hub.files[NAME] == before
 
 
-@pytest.mark.parametrize("name", ["tokens", "me/to/kens", "me/../x", "https://h.example/me/x", "me/a b", "/x", "me/"])
+WRONG = ("tokens", "me/to/kens", "me/../x", "https://h.example/me/x", "me/a b", "/x", "me/")
+ENDS = ("me/x.", "me/x-", "me-/x", ".me/x", "me/x.git", f"me/{'x' * 97}")
+
+
+@pytest.mark.parametrize("name", WRONG + ENDS)
 def test_names_that_are_none_are_refused_before_anything_is_written(out: Path, tmp_path: Path, name: str) -> None:
     made = submitted(out, tmp_path / "to", name=name)
     assert made.exit_code == 2 and made.stderr.count("\n") == 1 and not (tmp_path / "to").exists()
@@ -185,6 +207,7 @@ def test_a_dry_run_shows_files_target_and_card_and_sends_nothing(
     assert not hub.calls and not (tmp_path / "to").exists() and TOKEN not in made.output
     submitted(out, tmp_path / "to")
     assert hub.files[NAME]["README.md"].decode().strip() in made.stdout
+    assert "already" in submitted(out, tmp_path / "to", "--dry-run").stdout
 
 
 def test_the_endpoint_is_that_of_the_environment(out: Path, tmp_path: Path) -> None:
@@ -198,3 +221,19 @@ def test_the_endpoint_is_that_of_the_environment(out: Path, tmp_path: Path) -> N
     assert broken.returncode == 2 and "Traceback" not in broken.stderr
     assert done.returncode == 0 and re.fullmatch(f"{hub.address}/datasets/{NAME}\n", done.stdout)
     assert not any(TOKEN in one.stdout + one.stderr for one in (broken, done))
+
+
+def test_each_network_and_budget_has_a_result_of_its_own(hub: Hub, suite: Path, tmp_path: Path) -> None:
+    head, spurious, _ = suite.read_text().split("[[task]]")
+    other = spurious.replace("depth = 1", "depth = 2")
+    (tmp_path / "two.toml").write_text("[[task]]".join((head, spurious, other)))
+    api.run(str(PLUGIN), suite=str(tmp_path / "two.toml"), seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
+    made = submitted(tmp_path / "out", tmp_path / "to")
+    assert made.exit_code == 0, made.output
+    (model,) = head_of(hub.files[NAME]["README.md"].decode())["model-index"]
+    rows = [row for row in board_rows(tmp_path / "to") if row["strategy"] == "norm"]
+    values = []
+    for result in model["results"]:
+        (value,) = [metric["value"] for metric in result["metrics"] if metric["type"] == "accuracy"]
+        values.append(value)
+    assert len(rows) == 2 and sorted(values) == pytest.approx(sorted(row["accuracy"] for row in rows))

@@ -1,6 +1,7 @@
 """Cells that are run again: which are drawn, whose code runs and where, and what it takes for the badge."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(seed)
         save_file(timm.create_model("test_vit", num_classes=2).state_dict(), root / f"{name}.safetensors")
     pictures, weights = f"folder:{root / 'pictures'}", root / "mine.safetensors"
+    (root / "snapshot").mkdir()  # as timm stores a model
+    (root / "snapshot" / "config.json").write_text('{"architecture": "test_vit", "pretrained_cfg": {}}')
+    shutil.copy(root / "other.safetensors", root / "snapshot")
     asked: dict[str, Any] = {"suite": "folder", "model": "timm:test_vit", "images": pictures, "weights": weights}
     api.run(str(PLUGIN), **asked, out=root / "out", jobs=0, device="cpu")
     submit(root / "out", root / "to")
@@ -155,6 +159,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files(own: Path, *names: str) -> list[Any]:
     every = {"images": ("--images", f"folder:{own / 'pictures'}")}
     every |= {name: ("--weights", own / f"{name}.safetensors") for name in ("mine", "other")}
+    every["snapshot"] = ("--weights", own / "snapshot")
     return [word for name in names for word in every[name]]
 
 
@@ -163,6 +168,7 @@ def files(own: Path, *names: str) -> list[Any]:
     [
         (["images"], r"was run with weights-\w{12}; got no such file.*; give .* with --weights"),
         (["images", "other"], r"was run with weights-\w{12}; got weights-\w{12}; give .* with --weights"),
+        (["images", "snapshot"], r"was run with weights-\w{12}; got weights-\w{12}; give .* with --weights"),
         (["mine"], r"was run with folder-\w{12}; got no such file.*; give .* with --images"),
     ],
 )

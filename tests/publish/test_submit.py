@@ -226,3 +226,27 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(tmp_path: 
     forged = verify(path.parents[1])
     assert (forged.badge, forged.wrong) == ("rejected", True)
     assert "it lacks composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]
+
+
+def test_a_dry_run_says_that_the_place_is_taken(out: Path, tmp_path: Path) -> None:
+    words = ("submit", out, "--to", tmp_path, "--author", "Ada One", "--dry-run")
+    assert call(*words).exit_code == 0
+    call(*words[:-1])
+    taken = call(*words)
+    assert taken.exit_code == 2 and "already exists" in taken.stderr
+
+
+def test_what_appears_meanwhile_is_neither_replaced_nor_taken_for_the_submission(
+    out: Path, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "norm" / sound.name
+    write = table.write
+
+    def write_late(*args: Any) -> None:
+        other.mkdir(parents=True)
+        write(*args)
+
+    monkeypatch.setattr(table, "write", write_late)
+    with pytest.raises(UserError, match="already exists"):
+        submit(out, tmp_path)
+    assert list(other.iterdir()) == [] and list(other.parent.iterdir()) == [other]
