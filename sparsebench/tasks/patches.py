@@ -168,7 +168,7 @@ class Patches(Composite):
             self._check_classes(locations)
             return super().for_probe(locations, skip_bad)
         pictures = self._masked(locations)
-        pictures.check_numbers(self.largest, self.ignore)
+        pictures.check_numbers(self.largest, self.background, self.ignore)
         if self.backgrounds not in ("", PHOTOS):
             raise UserError("pictures with masks are not pasted on backgrounds", next_step="leave --backgrounds out")
         return self.model_copy(update={"backgrounds": "", "test": min(self.test, self._count_of_test(pictures))}), {}
@@ -223,7 +223,7 @@ class Patches(Composite):
                     segments=pictures.segments(names, self.canvas, table).array()[:, 0],
                 )
             )
-        numbers = pictures.check_numbers(self.largest, self.ignore)
+        numbers = pictures.check_numbers(self.largest, self.background, self.ignore)
         number_of = {int(table[number]): str(number) for number in numbers} | {BACKGROUND: BACKGROUND_NAME}
         if self.objects == "one":
             number_of = {BACKGROUND: BACKGROUND_NAME, 1: OBJECT_NAME}

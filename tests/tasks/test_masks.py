@@ -247,6 +247,13 @@ def test_a_number_beyond_the_range_may_be_ignored(folder: Path, weights: Path, t
         planned(root, weights, ",ignore=700,largest=2")
 
 
+def test_the_background_may_be_larger_than_the_largest_number(folder: Path, weights: Path) -> None:
+    data = drawn(folder, weights, ",background=3,largest=2")
+    assert data.patch_classes == ("background", "0", "1", "2")
+    with pytest.raises(UserError, match="out of range"):
+        planned(folder, weights, ",background=3,largest=1")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -95,17 +95,17 @@ class MaskedPictures:
                 return names
         return []
 
-    def check_numbers(self, largest: int, ignore: int) -> list[int]:
+    def check_numbers(self, largest: int, background: int, ignore: int) -> list[int]:
         """Return the sorted class numbers of all masks, without the one to ignore.
 
         Raises:
-            UserError: a number is larger than `largest`.
+            UserError: a number of an object is larger than `largest`.
         """
         strange = {}
         every: set[int] = set()
         for mask, numbers in numbers_of(self.files).items():
             every.update(numbers)
-            if beyond := [number for number in numbers if number > largest and number != ignore]:
+            if beyond := [number for number in numbers if number > largest and number not in (background, ignore)]:
                 strange[mask] = beyond
         if strange:
             names = [f"{mask} ({few(list(map(str, numbers)))})" for mask, numbers in strange.items()]
