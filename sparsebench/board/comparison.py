@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.common import CELL, Common, common_of
-from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, dense_of
+from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, dense_of, entry_of_dense, over_seeds
 from sparsebench.errors import few, plain
 from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, NEIGHBOURS, PREDICTIONS, WHERE
@@ -156,6 +156,13 @@ class Comparison:
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
         return bool(self.measured["success"].notna().any())
+
+    @cached_property
+    def relevant(self) -> float:
+        """The share of relevant tokens among all tokens of its pictures, as dense keeps all; NaN if unknown."""
+        dense = entry_of_dense(self.tested)
+        shares = over_seeds(self.tested, {"selection_precision": "mean"})["selection_precision"]
+        return math.nan if dense is None else float(shares[dense])
 
     def has(self, metric: str) -> bool:
         """Return whether a metric was measured at the largest number of training samples."""

@@ -71,13 +71,6 @@ class Standing:
     rows: pd.DataFrame
 
     @cached_property
-    def relevant(self) -> float:
-        """The share of relevant tokens among all tokens; NaN if unknown."""
-        dense = entry_of_dense(self.comparison.tested)
-        shares = over_seeds(self.comparison.tested, {"selection_precision": "mean"})["selection_precision"]
-        return math.nan if dense is None else float(shares[dense])
-
-    @cached_property
     def budgets(self) -> list[float]:
         """The budgets, falling."""
         return sorted(set(self.rows["asked"]), reverse=True)

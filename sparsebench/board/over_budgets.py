@@ -75,7 +75,7 @@ def with_curves(main: Comparison, rows: pd.DataFrame, unranked: Collection[int])
 
     points = rows.dropna(subset="curve")
     budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
-    middle = _middle(common or budgets)
+    middle = middle_of(common or budgets)
     table = _rows_of_curves(main, points, compared, budgets, middle)
     pairs = _rank(table, heights, points.loc[compared, "curve"], main.common.incomplete, unranked)
     rows["kept_accuracy_rank"] = rows["curve"].map(table["rank"])
@@ -89,7 +89,7 @@ def compared_points(rows: pd.DataFrame, common: Collection[float]) -> pd.Index:
     return rows.index[rows["curve"].notna() & is_at_common]
 
 
-def _middle(budgets: Sequence[float]) -> float:
+def middle_of(budgets: Collection[float]) -> float:
     """Return the budget that is nearest to one half; the smaller one of two that are equally near."""
     return min(budgets, key=lambda budget: (abs(budget - HALF), budget))
 

@@ -18,7 +18,7 @@ from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, over_budget
 from sparsebench.board.comparison import about
 from sparsebench.board.judge import Ranking
-from sparsebench.board.over_budgets import Curves
+from sparsebench.board.over_budgets import Curves, middle_of
 from sparsebench.board.picture import (
     LINEAR,
     REFERENCES,
@@ -29,7 +29,7 @@ from sparsebench.board.picture import (
     notes_on_references,
     sheet,
 )
-from sparsebench.board.reading import DENSE, over_seeds
+from sparsebench.board.reading import DENSE
 from sparsebench.errors import UserError, unknown
 from sparsebench.stats import style
 
@@ -57,8 +57,7 @@ def sections_of(board: Board) -> list[Section]:
     for ranking in (*judged.rankings[:1], *judged.sections):
         if ranking.curves is None:
             continue
-        kept = over_seeds(ranking.comparison.tested, {"selection_precision": "mean"})["selection_precision"]
-        share = float(kept[ranking.every.index[ranking.every["strategy"] == DENSE]].max())
+        share = ranking.comparison.relevant
         if not math.isnan(share):
             by_share.setdefault(round(share, 4), Section(share, ranking, ranking.curves))
     sections = [by_share[share] for share in sorted(by_share)]
@@ -126,8 +125,7 @@ def _budgets(sections: Sequence[Section]) -> list[float]:
     common = set.intersection(*(set(section.curves.budgets) for section in sections))
     if not common:
         return []
-    middle = min(common, key=lambda budget: (abs(budget - 0.5), budget))
-    return sorted({middle, min(common)}, reverse=True)
+    return sorted({middle_of(common), min(common)}, reverse=True)
 
 
 def _points(sections: Sequence[Section]) -> pd.DataFrame:

@@ -221,7 +221,7 @@ class OnBoard(NamedTuple):
         """What explains an opposite order, as far as it was measured."""
         if self.word != OPPOSITE:
             return ""
-        few_are_relevant = self.standing.relevant < 0.5
+        few_are_relevant = self.standing.comparison.relevant < 0.5
         if few_are_relevant and self.vote.better in MERGERS and self.vote.worse in CLASS_ATTENTION:
             return (
                 "few tokens are relevant: on a ViT-S/14 at .45 of the MACs class attention is ahead of mergers where "
