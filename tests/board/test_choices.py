@@ -77,7 +77,14 @@ def test_pairs_are_those_between_the_named_strategies_and_dense(folder: Path) ->
 
 @pytest.mark.parametrize(
     ("view", "form"),
-    [("board", "table"), ("board", "md"), ("board", "latex"), ("matched", "md"), ("paper", "latex"), ("pairs", "table")],
+    [
+        ("board", "table"),
+        ("board", "md"),
+        ("board", "latex"),
+        ("matched", "md"),
+        ("paper", "latex"),
+        ("pairs", "table"),
+    ],
 )
 def test_a_table_for_people_names_no_other_strategy(folder: Path, view: str, form: str) -> None:
     text = call(folder, "--view", view, "--format", form, "--strategies", "tome,attn_topk", "--columns", COLUMNS[view])

@@ -9,12 +9,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from flats import Flat, build, called, filled, flat, of_items, rows_in
+from flats import Flat, called, filled, flat, of_items, rows_in
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, gather
 from sparsebench.board.columns import dicts
 from sparsebench.board.comparison import about, comparisons_of
+from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.published import page
 from sparsebench.board.reading import MAIN, SUCCESS, describe, frame_of, read
@@ -174,8 +175,10 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     for settings in ([], ["1" * 64]):  # a suite that was run with other options is listed once
         store.Store(tmp_path).keep("suites", {"name": "quick", "version": 3, "settings": settings})
     records, board = rows_in(tmp_path), gather(tmp_path)
-    assert rows_without(dicts(board.judged.rows), "trained") == rows_without(build(records), "trained")
-    assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(build(records, "task"), "trained")
+    judged = judge(records)
+    by_task = judge(records, "task", judged)
+    assert rows_without(dicts(board.judged.rows), "trained") == rows_without(dicts(judged.rows), "trained")
+    assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(dicts(by_task.rows), "trained")
     assert (board.notes, board.suites) == (notes_on(records, board.judged), ["quick, version 3"])
     for n, task in enumerate(("theory", "spurious")):
         suite = {"name": task, "version": 1, "settings": [str(k) * 64 for k in range(n)]}

@@ -233,12 +233,16 @@ def call(*words: object) -> tuple[int, str]:
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the records of a few strategies; do not write to it."""
     some = ("dense", "tome", "noise", "attn_topk", "random_inside", "oracle")
-    return write_part(tmp_path_factory.mktemp("few"), some, ("composite", "spurious"))
+    return write_part(tmp_path_factory.mktemp("few"), some)
 
 
 def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path) -> None:
-    for name, *words in (("board.svg", "--strategies", "tome, noise"), ("gap.pdf", "--of", "gap", "--width", "one")):
-        code, output = call(few, "--picture", tmp_path / name, *words)
+    gaps = write_part(tmp_path / "gaps", ("dense", "tome", "random_inside", "oracle"), ["spurious"])
+    for folder, name, *words in (
+        (few, "board.svg", "--strategies", "tome, noise"),
+        (gaps, "gap.pdf", "--of", "gap", "--width", "one"),
+    ):
+        code, output = call(folder, "--picture", tmp_path / name, *words)
         assert code == 0 and "written" in output
     texts, gap = (tmp_path / "board.svg").read_text(encoding="utf-8"), (tmp_path / "gap.pdf").read_bytes()
     assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts
