@@ -476,6 +476,8 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
             classes.update(numbers_of(labels, n).tolist())
         parts.append(f"{len(classes)} classes")
         parts.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(comparison)} for each network")
+    if not math.isnan(comparison.relevant):
+        parts.append(f"{comparison.relevant:.0%} of the {'patches' if pixels else 'tokens'} relevant")
     rule = numbering(task)
     if rule:
         parts.append(f"class folders are numbered {rule}")
