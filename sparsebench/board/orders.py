@@ -17,6 +17,7 @@ import pandas as pd
 from sparsebench.board.columns import Column, interval_row
 from sparsebench.board.comparison import Comparison
 from sparsebench.board.judge import Leaderboard
+from sparsebench.board.over_budgets import nearest
 from sparsebench.board.picture import new_figure, sheet
 from sparsebench.board.reading import DENSE, entry_of_dense, over_seeds
 from sparsebench.board.tables import Report, Table
@@ -133,11 +134,6 @@ class Standing:
         rows = self.rows[(self.rows["strategy"] == strategy) & self.rows["asked"].isin(common)]
         rows = rows[rows["macs_ratio"] < 1].sort_values(["macs_ratio", "asked"])
         return [self.comparison.results[entry] for entry in rows.index], rows["macs_ratio"].tolist()
-
-
-def nearest(budgets: Sequence[float], share: float) -> float:
-    """Return the budget that is nearest to a share; the smaller one of two that are equally near."""
-    return min(budgets, key=lambda budget: (round(abs(budget - share), 9), budget))
 
 
 def standings_of(judged: Leaderboard) -> list[Standing]:
