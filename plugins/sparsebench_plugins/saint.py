@@ -1,5 +1,6 @@
 """Tokens that resemble many others are dropped in the first blocks; token counts differ between images."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -45,6 +46,9 @@ class SAINT(Strategy):
         "r is counted for each image alone, while the released code uses the mean of r over the batch; with a budget, "
         "images above its token count lose more tokens"
     )
+    expected_failures: ClassVar[Mapping[str, str]] = {
+        "order_of_tokens_does_not_matter": "tokens at even places are compared with those at odd places"
+    }
 
     threshold: float = Field(0.75, ge=-1, le=1, description="smallest cosine of a hit")
     K: int = Field(5, ge=1, description="hits that make a token count among those that leave")

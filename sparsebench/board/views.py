@@ -34,7 +34,7 @@ from sparsebench.board.judge import RANDOM_TOKENS, Leaderboard, Ranking, random_
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.ranks import in_order
 from sparsebench.board.reading import DENSE, SEED, over_seeds, speed_ups
-from sparsebench.board.tables import Report, Table
+from sparsebench.board.tables import Report, Table, strategies_of
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.records.table import ITEMS
 from sparsebench.stats import paired
@@ -137,8 +137,6 @@ LEGEND_OF_MATCHED = (
     f"At equal accuracy: for each strategy the row with the fewest MACs, fewer than dense, that is at most "
     f"{100 * NEAR:g} points below dense; - if there is none. Nothing is interpolated.",
 )
-STRATEGIES_OF_ROW = ("strategy", "other")
-"""Keys of the strategies of a row."""
 LEFT_OUT = "rows of other strategies are left out; ranks and significance are those of the whole board"
 TIMES = "speed.jsonl"
 COLUMNS_OF_TIMES = (
@@ -420,18 +418,13 @@ def only(report: Report | Table, strategies: Sequence[str]) -> Report:
     names: list[str] = []
     for table in tables:
         for row in table.rows:
-            names += _strategies_of(row)
+            names += strategies_of(row)
     check_names(strategies, names)
     parts = []
     for table in tables:
-        rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in _strategies_of(row))]
+        rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in strategies_of(row))]
         parts.append(table._replace(rows=rows))
     return Report(parts[:-1], parts[-1], [*report.notes, LEFT_OUT])
-
-
-def _strategies_of(row: Row) -> list[str]:
-    """Return the strategies of a row: one, or the two of a pair."""
-    return [row[key] for key in STRATEGIES_OF_ROW if key in row]
 
 
 def check_names(strategies: Sequence[str], available: Iterable[str]) -> None:
