@@ -68,9 +68,11 @@ _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 """A range of ranks such as 3-9, which a spreadsheet reads as a date."""
-_ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
-"""Beginnings and ends of links, images and HTML in Markdown, and `|`, which divides cells."""
-_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
+_LINKS = r"<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
+"""Beginnings and ends of links, images and HTML in Markdown."""
+_SIGNS = r"[\\|*~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)"
+"""Signs of emphasis, formulas and entities in Markdown, and `|`, which divides cells. Underscores in words are text."""
+_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_SIGNS}|{_LINKS})"), re.compile(f"({_SIGNS}|{_LINKS}|`)")
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 

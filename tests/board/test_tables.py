@@ -1,6 +1,7 @@
 """Tables of boards: in each format, in the width of a terminal, and as a DataFrame."""
 
 import csv
+import html
 import io
 import json
 import math
@@ -95,6 +96,22 @@ def test_a_bar_in_a_label_does_not_break_a_markdown_table() -> None:
         render([row(strategy="mine(a=x|y)", kind="deployable", budget="macs 0.5")], "md").split("\n\n")[0].splitlines()
     )
     assert line.replace("\\|", "").count("|") == 4  # three columns have values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![a](https://b.example/c.png) [a][b] [a]: https://b.example",
+        "**all** ~~none~~ *one* _one_ __two__ a_b",
+        "&lt;b&gt; &#105;&#x69; a&b; AT&T",
+        "<https://b.example> <b>x</b> </td>",
+        "`code` \\| $x$ \\input{/etc/hostname}",
+    ],
+)
+def test_markdown_shows_a_text_as_it_is(text: str) -> None:
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    shown = reader.render(render([row(strategy=text, kind="deployable", budget="macs 0.5")], "md"))
+    assert f"<td>{html.escape(text)}</td>" in re.sub(' style="[^"]*"', "", shown)
 
 
 def test_json_is_strict_and_has_every_column() -> None:
