@@ -485,12 +485,22 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
             classes.update(numbers_of(labels, n).tolist())
         parts.append(f"{len(classes)} classes")
         parts.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(comparison)} for each network")
-    if not math.isnan(comparison.relevant):
-        parts.append(f"{comparison.relevant:.0%} of the {'patches' if pixels else 'tokens'} relevant")
+    relevant = about_relevant(comparison)
+    if relevant:
+        parts.append(relevant)
     rule = numbering(task)
     if rule:
         parts.append(f"class folders are numbered {rule}")
     return ", ".join(parts)
+
+
+def about_relevant(comparison: Comparison) -> str:
+    """Return the share of relevant tokens as words; "" if it is unknown."""
+    share = comparison.relevant
+    if math.isnan(share):
+        return ""
+    tokens = "patches" if items_of(comparison) != "samples" else "tokens"
+    return f"{share:.0%} of the {tokens} relevant"
 
 
 def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:

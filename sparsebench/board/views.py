@@ -28,7 +28,7 @@ from sparsebench.board.columns import (
     rank_text,
     text_of,
 )
-from sparsebench.board.comparison import Comparison, about, items_of
+from sparsebench.board.comparison import Comparison, about, about_relevant, items_of
 from sparsebench.board.gaps import gaps_over_budgets
 from sparsebench.board.judge import RANDOM_TOKENS, Leaderboard, Ranking, random_tokens_of
 from sparsebench.board.over_budgets import Curves
@@ -204,13 +204,14 @@ def _data(judged: Leaderboard) -> Table:
 
 def _of_section(ranking: Ranking, judged: Leaderboard, whole: bool) -> list[Table]:
     """Return the tables of the main task with other parameters: the best strategies, and all of them."""
-    title = f"Task {ranking.task}"
+    setting = ", ".join(filter(None, (ranking.task, about_relevant(ranking.comparison))))
+    title = f"Task {setting}"
     tables = [best(ranking, title)] if whole else []
     if ranking.curves is None:
         table = Table(dicts(ranking.every), judged.columns, title, legend=LEGEND)
     else:
         table = Table(dicts(ranking.curves.rows), _columns_of_curves(ranking, ranking.curves, judged), title)
-    return [*tables, table._replace(title=f"All strategies, task {ranking.task}" if whole else title, main=False)]
+    return [*tables, table._replace(title=f"All strategies, task {setting}" if whole else title, main=False)]
 
 
 def best(ranking: Ranking, title: str = "") -> Table:
