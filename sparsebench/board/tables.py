@@ -33,6 +33,7 @@ STAY = (
     "strategy",
     "other",
     "variant",
+    "badge",
     "authors",
     "budget",
     "accuracy",
@@ -63,6 +64,8 @@ CLEAR = {
 """Keys of columns that the legend does not explain."""
 ROOM = 12
 """Characters that a clipped text keeps at least."""
+LONG = {"authors": 24}
+"""Keys of columns whose texts are clipped first, and the characters that they keep."""
 INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
@@ -431,9 +434,10 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns that fit into `width` characters.
 
-    Intervals are left out first, from the right, then columns in `order`, by default that of `_order`. At last the
-    longest texts are clipped.
+    Texts of LONG are clipped first. Then intervals are left out, from the right, then columns in `order`, by default
+    that of `_order`. At last the longest texts are clipped.
     """
+    rows = _with_clipped_texts(rows, columns, width)
     remaining = list(columns)
     widths = {column: _width(rows, column) for column in columns}
 
@@ -454,6 +458,16 @@ def fit(
             widths[column] = max(ROOM, widths[column] - excess())
             clipped = _clip(clipped, column.key, widths[column])
     return clipped, remaining
+
+
+def _with_clipped_texts(rows: Sequence[Row], columns: Sequence[Column], width: int) -> Sequence[Row]:
+    """Return rows in which texts of LONG are clipped, if the rows are wider than `width` characters."""
+    if sum(_width(rows, column) for column in columns) + BETWEEN * (len(columns) - 1) <= width:
+        return rows
+    for column in columns:
+        if column.key in LONG:
+            rows = _clip(rows, column.key, LONG[column.key])
+    return rows
 
 
 def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:

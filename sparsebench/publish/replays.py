@@ -133,7 +133,8 @@ def settle(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
                 verdict.unfit.append(f"{place}: {few(wrong, 1)}")
                 continue
             verdict.replays.append(f"{replay.by}, {replay.date}")
-            drawn = "all cells" if replay.number is None else f"{len(replay.cells)} cells"
+            count = len(replay.cells)
+            drawn = "all cells" if replay.number is None else f"{count} cell{'s' if count > 1 else ''}"
             verdict.notes.append(
                 f"replayed by {replay.by} on {replay.date}: {drawn}, with --replay-seed {replay.seed}, "
                 f"sparsebench {replay.sparsebench}"

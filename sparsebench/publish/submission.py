@@ -451,6 +451,7 @@ def check_replaced(place: Path, version: str, about: About) -> None:
             "there is no submission to replace",
             got=f"'{plain(version, 100)}'",
             allowed=few(versions, 5) or f"none, as {place} has no submission",
+            next_step="pull the newest commit of the repository into this clone",
         )
     earlier = manifest_of(place / version).about
     if not share_author(earlier, about):

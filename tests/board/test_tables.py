@@ -185,6 +185,15 @@ def test_the_longest_texts_end_where_there_is_no_room() -> None:
     assert fit([LINE | {"strategy": "a" * 90}], NARROW, 1)[0][0]["strategy"] == "a" * 11 + "\u2026"
 
 
+def test_many_authors_leave_room_for_other_columns() -> None:
+    shown = (*NARROW[:2], Column("badge", "badge", "text", ""), Column("authors", "by", "text", ""), *NARROW[2:])
+    line = LINE | {"badge": "replayed", "authors": "Ada Example of a Long Name, Bo Other and 3 more"}
+    rows, columns = fit([line], shown, 6 + 10 + 8 + 24 + 8 + 10 + 6 + 6 * 2)
+    keys = [column.key for column in columns]
+    assert keys == ["rank", "strategy", "badge", "authors", "device", "accuracy", "last"]
+    assert rows[0]["authors"].startswith("Ada Example")
+
+
 @pytest.mark.parametrize(("rows", "pages"), [(45, [45]), (46, [45, 1])])
 def test_a_page_of_latex_has_45_rows(rows: int, pages: list[int]) -> None:
     text = write(Table([LINE] * rows, NARROW), "latex")
