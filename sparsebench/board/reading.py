@@ -270,7 +270,7 @@ def frame_of(records: Flats) -> pd.DataFrame:
         frame = _with_identities(frame)
     missing = {name: value for name, value in DEFAULTS.items() if name not in frame}
     if WEIGHTS not in frame:  # a table that was not read from a folder has the names of cells
-        missing[WEIGHTS] = frame["network"] if "network" in frame else ""
+        missing[WEIGHTS] = frame.get("network", "")
     frame = frame.assign(**missing, **_numbers(frame))
     frame = _with_labels_as_identities(frame)
     frame = frame.sort_values(ORDER, kind="stable", ignore_index=True)

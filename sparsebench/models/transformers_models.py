@@ -94,9 +94,7 @@ class Converted:
         return self.whole
 
 
-def convert(
-    model: Any, size: int | tuple[int, int] | None = None, compared: Compared | None = None
-) -> Converted:
+def convert(model: Any, size: int | tuple[int, int] | None = None, compared: Compared | None = None) -> Converted:
     """Return a transformers model as the same network of timm. The outputs are compared on two random images.
 
     Of a model of images and texts it is the part for images. The weights are copied in their precision.
