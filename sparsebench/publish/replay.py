@@ -321,6 +321,12 @@ def _locate(cells: Sequence[Cell], source: _Source) -> Located:
                     got=", ".join(others) or "no such file or folder",
                     next_step=f"give the file or folder of the run with --{key.replace('_', '-')}",
                 )
+        classes = cell.task.params.get("classes")
+        if cell.task.name == Folder.name and classes and classes not in located.places:
+            raise UserError(
+                f"cell {cell.id} cannot be replayed: its classes are those of a file, and a replay takes no such file",
+                next_step="verify the submission without --replay",
+            )
     return located
 
 
