@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.common import CELL, Common, common_of
-from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, dense_of, entry_of_dense, over_seeds
+from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, WEIGHTS, dense_of, entry_of_dense, over_seeds
 from sparsebench.errors import few, plain
 from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, NEIGHBOURS, PREDICTIONS, WHERE
@@ -145,8 +145,17 @@ class Comparison:
 
         Empty if repetitions are trained.
         """
-        of_seeds = self.measured.loc[self.measured["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
-        networks = of_seeds.set_index(SEED)["network"].to_dict()
+        return self._networks_by("network")
+
+    @cached_property
+    def weights(self) -> dict[int, str]:
+        """The same networks by the hashes of their weights, see `reading.WEIGHTS`."""
+        return self._networks_by(WEIGHTS)
+
+    def _networks_by(self, column: str) -> dict[int, str]:
+        """Return what a column has of the common networks, by seed; of all if none is common."""
+        of_seeds = self.measured.loc[self.measured["network"] != "", [SEED, column]].drop_duplicates(SEED)
+        networks = of_seeds.set_index(SEED)[column].to_dict()
         common_networks = {seed: networks[seed] for seed in self.seeds if seed in networks}
         return common_networks if common_networks else networks
 
@@ -480,10 +489,22 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
             classes.update(numbers_of(labels, n).tolist())
         parts.append(f"{len(classes)} classes")
         parts.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(comparison)} for each network")
+    relevant = about_relevant(comparison)
+    if relevant:
+        parts.append(relevant)
     rule = numbering(task)
     if rule:
         parts.append(f"class folders are numbered {rule}")
     return ", ".join(parts)
+
+
+def about_relevant(comparison: Comparison) -> str:
+    """Return the share of relevant tokens as words; "" if it is unknown."""
+    share = comparison.relevant
+    if math.isnan(share):
+        return ""
+    tokens = "patches" if items_of(comparison) != "samples" else "tokens"
+    return f"{share:.0%} of the {tokens} relevant"
 
 
 def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:

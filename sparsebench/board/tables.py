@@ -23,12 +23,15 @@ WIDTH = 100
 LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
 STRATEGY = "strategy"
+STRATEGIES_OF_ROW = (STRATEGY, "other")
+"""Keys of the strategies of a row: one, or the two of a pair."""
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
 STAY = (
     "task",
     "rank",
     "strategy",
+    "other",
     "variant",
     "badge",
     "authors",
@@ -317,13 +320,21 @@ def _with_entry_names(table: Table) -> Table:
 
     The legend has the parameters that they have in common.
     """
-    names = [row[STRATEGY] for row in table.rows if isinstance(row.get(STRATEGY), str)]
+    names = [name for row in table.rows for name in strategies_of(row)]
     shorter, shared = entry_names(names)
     if not shared:
         return table
-    rows = [{**row, STRATEGY: shorter[row[STRATEGY]]} if row.get(STRATEGY) in shorter else row for row in table.rows]
+    rows = []
+    for row in table.rows:
+        strategies = {key: row[key] for key in STRATEGIES_OF_ROW if row.get(key) in shorter}
+        rows.append(row | {key: shorter[name] for key, name in strategies.items()})
     legend = [f"All rows of {strategy} have {parameters}." for strategy, parameters in shared.items()]
     return table._replace(rows=rows, legend=[*table.legend, *legend])
+
+
+def strategies_of(row: Row) -> list[str]:
+    """Return the strategies of a row: one, the two of a pair, or none."""
+    return [row[key] for key in STRATEGIES_OF_ROW if isinstance(row.get(key), str)] if STRATEGY in row else []
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:
@@ -475,7 +486,10 @@ def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 def _clip(rows: Sequence[Row], key: str, width: int) -> list[Row]:
     """Return rows whose texts in a column have at most `width` characters, and stay different."""
-    short = short_names([row[key] for row in rows if isinstance(row[key], str)], width)
+    texts = [row[key] for row in rows if isinstance(row[key], str)]
+    if key in STRATEGIES_OF_ROW:  # a short name means one strategy, also in the other column of a pair
+        texts += [name for row in rows for name in strategies_of(row)]
+    short = short_names(texts, width)
     return [row | {key: short.get(row[key], row[key])} for row in rows]
 
 

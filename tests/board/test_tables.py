@@ -19,6 +19,7 @@ from sparsebench.board import columns
 from sparsebench.board.columns import Column, frame, keys_of
 from sparsebench.board.tables import FORMATS, Choice, Report, Table, fit
 from sparsebench.board.tables import render as write
+from sparsebench.board.views import PAIRS
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 
@@ -264,6 +265,23 @@ def test_entries_of_one_strategy_in_latex_have_the_parameters_in_which_they_diff
     assert "m(a=1) &" in text and "m(a=4) &" in text and "other(a=1) &" in text
     assert text.count("b=(2,3)") == 1 and text.count("c=x") == 1
     assert names[0] in write(table, "csv")
+
+
+@pytest.mark.parametrize("form", ["latex", "table"])
+def test_both_strategies_of_a_pair_have_names_that_mean_one_of_them(form: str) -> None:
+    """A strategy of one column may have its other entries in the other column."""
+    more = "schedule=published,merge=mean"
+    pairs = [("m", f"m({more},a=1)"), (f"m({more},a=2)", "m"), (f"n(b=1,{more})", f"n(b=2,{more})")]
+    rows = [{"strategy": one, "other": other, "told": "yes", "difference": 0.1} for one, other in pairs]
+    text = write(Table(rows, [column for column in PAIRS if column.key in rows[0]]), form, Choice(width=45))
+    lines = [re.split(r" & |  +", line) for line in text.splitlines() if "yes" in line]
+    short = {}
+    for names, (one, other, *_) in zip(pairs, lines, strict=True):
+        short |= {names[0]: one, names[1]: other}
+    assert len(set(short.values())) == 5
+    assert [line[:2] for line in lines] == [[short[one], short[other]] for one, other in pairs]
+    if form == "latex":
+        assert lines[2][:2] == ["n(b=1)", "n(b=2)"]
 
 
 def test_a_range_of_ranks_is_no_date_for_a_spreadsheet() -> None:
