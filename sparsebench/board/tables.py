@@ -33,6 +33,7 @@ STAY = (
     "strategy",
     "other",
     "variant",
+    "badge",
     "authors",
     "budget",
     "accuracy",
@@ -63,14 +64,18 @@ CLEAR = {
 """Keys of columns that the legend does not explain."""
 ROOM = 12
 """Characters that a clipped text keeps at least."""
+LONG = {"authors": 24}
+"""Keys of columns whose texts are clipped first, and the characters that they keep."""
 INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 """A range of ranks such as 3-9, which a spreadsheet reads as a date."""
-_ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
-"""Beginnings and ends of links, images and HTML in Markdown, and `|`, which divides cells."""
-_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
+_LINKS = r"<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
+"""Beginnings and ends of links, images and HTML in Markdown."""
+_SIGNS = r"[\\|*~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)"
+"""Signs of emphasis, formulas and entities in Markdown, and `|`, which divides cells. Underscores in words are text."""
+_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_SIGNS}|{_LINKS})"), re.compile(f"({_SIGNS}|{_LINKS}|`)")
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 
@@ -429,9 +434,10 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns that fit into `width` characters.
 
-    Intervals are left out first, from the right, then columns in `order`, by default that of `_order`. At last the
-    longest texts are clipped.
+    Texts of LONG are clipped first. Then intervals are left out, from the right, then columns in `order`, by default
+    that of `_order`. At last the longest texts are clipped.
     """
+    rows = _with_clipped_texts(rows, columns, width)
     remaining = list(columns)
     widths = {column: _width(rows, column) for column in columns}
 
@@ -452,6 +458,16 @@ def fit(
             widths[column] = max(ROOM, widths[column] - excess())
             clipped = _clip(clipped, column.key, widths[column])
     return clipped, remaining
+
+
+def _with_clipped_texts(rows: Sequence[Row], columns: Sequence[Column], width: int) -> Sequence[Row]:
+    """Return rows in which texts of LONG are clipped, if the rows are wider than `width` characters."""
+    if sum(_width(rows, column) for column in columns) + BETWEEN * (len(columns) - 1) <= width:
+        return rows
+    for column in columns:
+        if column.key in LONG:
+            rows = _clip(rows, column.key, LONG[column.key])
+    return rows
 
 
 def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:

@@ -1,6 +1,7 @@
 """Tables of boards: in each format, in the width of a terminal, and as a DataFrame."""
 
 import csv
+import html
 import io
 import json
 import math
@@ -97,6 +98,22 @@ def test_a_bar_in_a_label_does_not_break_a_markdown_table() -> None:
     assert line.replace("\\|", "").count("|") == 4  # three columns have values
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![a](https://b.example/c.png) [a][b] [a]: https://b.example",
+        "**all** ~~none~~ *one* _one_ __two__ a_b",
+        "&lt;b&gt; &#105;&#x69; a&b; AT&T",
+        "<https://b.example> <b>x</b> </td>",
+        "`code` \\| $x$ \\input{/etc/hostname}",
+    ],
+)
+def test_markdown_shows_a_text_as_it_is(text: str) -> None:
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    shown = reader.render(render([row(strategy=text, kind="deployable", budget="macs 0.5")], "md"))
+    assert f"<td>{html.escape(text)}</td>" in re.sub(' style="[^"]*"', "", shown)
+
+
 def test_json_is_strict_and_has_every_column() -> None:
     def refuse(word: str) -> None:
         raise AssertionError(word)
@@ -166,6 +183,15 @@ def test_the_longest_texts_end_where_there_is_no_room() -> None:
     assert rows[0]["strategy"].endswith("a\u2026") and len(rows[0]["strategy"]) == 60 - 6 - 10 - 2 * 2
     assert [column.key for column in columns] == ["rank", "strategy", "accuracy"]
     assert fit([LINE | {"strategy": "a" * 90}], NARROW, 1)[0][0]["strategy"] == "a" * 11 + "\u2026"
+
+
+def test_many_authors_leave_room_for_other_columns() -> None:
+    shown = (*NARROW[:2], Column("badge", "badge", "text", ""), Column("authors", "by", "text", ""), *NARROW[2:])
+    line = LINE | {"badge": "replayed", "authors": "Ada Example of a Long Name, Bo Other and 3 more"}
+    rows, columns = fit([line], shown, 6 + 10 + 8 + 24 + 8 + 10 + 6 + 6 * 2)
+    keys = [column.key for column in columns]
+    assert keys == ["rank", "strategy", "badge", "authors", "device", "accuracy", "last"]
+    assert rows[0]["authors"].startswith("Ada Example")
 
 
 @pytest.mark.parametrize(("rows", "pages"), [(45, [45]), (46, [45, 1])])
