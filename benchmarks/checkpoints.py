@@ -2,6 +2,7 @@
 
 python benchmarks/checkpoints.py              # 15 minutes; prints the tables of RESULTS.md
 python benchmarks/checkpoints.py --sets 200   # fewer sets
+python benchmarks/checkpoints.py --board leaderboard/vit-s  # what more networks or pictures would tell of a board
 
 A set has the data of one board: whether each picture is classified correctly, by one checkpoint or by three, without a
 strategy and with each strategy. The last strategy is random: it has three repetitions on each network, and its mean
@@ -14,6 +15,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from judging import power
@@ -21,6 +23,8 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from tabulate import tabulate
 
+from sparsebench.board.judge import judge
+from sparsebench.board.reading import read
 from sparsebench.stats.curves import area, kept_accuracy, weights
 from sparsebench.stats.paired import NOT_SIGNIFICANT, Pairs, Results, compare, marks
 
@@ -34,6 +38,9 @@ SPENT = (0.4, 0.7)
 NODES, SHARES = np.polynomial.hermite_e.hermegauss(80)
 MANY = 2_000
 """Number of networks that represent the population."""
+DESIGNS = ((1, 400), (1, 2000), (3, 400), (3, 2000), (6, 400), (6, 2000))
+"""Numbers of networks and of pictures for which the pairs of a board are simulated."""
+BUDGETS = (0.5, 0.3)
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Checkpoints:
         S, R, I: networks, strategies and pictures.
         accuracy: accuracy of the first strategy, mean over networks and pictures.
         apart: standard deviation of the strategies' accuracies, in logits; 0 for equal strategies.
+        accuracies: accuracies of all strategies; by default they are drawn, as above.
         unsteady: standard deviation of the interaction of strategies and networks, in logits. With a single network the
             interaction is part of the true accuracy.
         kind: as in `judging.World`.
@@ -56,11 +64,20 @@ class Checkpoints:
     apart: float = 0.5
     unsteady: float = 0.1
     kind: str = "one seed noise"
+    accuracies: tuple[float, ...] = ()
 
     @cached_property
     def level(self) -> float:
         """The logit of the accuracy."""
-        return float(brentq(lambda x: self.truth(np.array([x]))[0] - self.accuracy, -20, 20))
+        return self._logit(self.accuracy)
+
+    def _logit(self, accuracy: float) -> float:
+        return float(brentq(lambda x: self.truth(np.array([x]))[0] - accuracy, -20, 20))
+
+    @cached_property
+    def given(self) -> np.ndarray:
+        """The (R,) logits of the given accuracies."""
+        return np.array([self._logit(accuracy) for accuracy in self.accuracies])
 
     def set_of(self, rng: np.random.Generator, better: float = 0.0) -> tuple[list[Results], np.ndarray]:
         """Return results, the last of which is better by `better`, and their logits, mean over networks.
@@ -68,7 +85,9 @@ class Checkpoints:
         A single network equals the mean of many networks.
         """
         S, R, I = self.S, self.R, self.I
-        logits = self.level + self.apart * rng.standard_normal(R) * (np.arange(R) > 0)
+        logits = self.given
+        if not self.accuracies:
+            logits = self.level + self.apart * rng.standard_normal(R) * (np.arange(R) > 0)
         of_networks = self._networks(rng, S) if S > 1 else np.zeros((R, 1))
         items = ITEMS * rng.standard_normal((1, 1, I)) + OWN * rng.standard_normal((R, 1, I))
         chance = expit(
@@ -148,6 +167,44 @@ def erring(world: Checkpoints, sets: int) -> tuple[float, float]:
     return float(np.mean(told)), float(np.mean(marked))
 
 
+def differing(world: Checkpoints, sets: int) -> tuple[float, float]:
+    """Return the share of pairs that differ significantly, and the mean half width of their intervals."""
+    upper = np.triu_indices(world.R, 1)
+    shares, widths = [], []
+    for seed in range(sets):
+        pairs = world.judged(seed)
+        better = pairs.better()
+        shares.append((better | better.T)[upper].mean())
+        widths.append(np.nanmean(pairs.half[upper]))
+    return float(np.mean(shares)), float(np.mean(widths))
+
+
+def of_board(folder: Path, sets: int) -> Iterator[tuple[object, ...]]:
+    """Yield for each section and budget of a board the pairs that differ, measured and simulated.
+
+    In a simulation the accuracies of the board are the true ones. The last column is the share of sets with any
+    significant pair if all strategies are equal.
+    """
+    board = judge(read(folder))
+    for ranking in (*board.rankings[:1], *board.sections):
+        rows = ranking.rows
+        for budget in BUDGETS:
+            places = np.flatnonzero((rows["asked"] == budget) & (rows["kind"] != "oracle")).tolist()
+            pairs = ranking.pairs.among(places)
+            upper = np.triu_indices(len(places), 1)
+            better = pairs.better()
+            measured = (better | better.T)[upper].mean(), np.nanmean(pairs.half[upper])
+            items = len(next(iter(ranking.comparison.results[rows.index[places[0]]].hits.values()))[1])
+            about = ranking.task, budget, len(places)
+            yield (*about, len(ranking.comparison.seeds), items, "measured", *measured, None)
+            accuracies = tuple(rows["accuracy"].iloc[places].clip(0.02, 0.98))
+            for S, I in DESIGNS:
+                world = Checkpoints(S=S, R=len(places), I=I, accuracies=accuracies)
+                equal = replace(world, accuracies=(), apart=0.0, accuracy=float(np.median(accuracies)))
+                told, _ = erring(equal, sets)
+                yield (*about, S, I, "simulated", *differing(world, sets), told)
+
+
 def worlds() -> Iterator[Checkpoints]:
     """Yield the simulated settings."""
     for S in (1, 3):
@@ -162,10 +219,17 @@ def main() -> None:
     """Run everything and print the tables."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--sets", type=int, default=2000)
-    n = arguments.parse_args().sets
+    arguments.add_argument("--board", type=Path)
+    asked = arguments.parse_args()
+    n = asked.sets
 
     def show(headers: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
         print(tabulate(rows, headers=headers, tablefmt="pipe", floatfmt=".3f"), end="\n\n", flush=True)
+
+    if asked.board is not None:
+        about_pairs = ("section", "budget", "strategies", "networks", "pictures", "")
+        show((*about_pairs, "pairs that differ", "half width", "any pair of equals"), [*of_board(asked.board, n)])
+        return
 
     about = ("networks", "pictures", "accuracy", "unsteady")
     show((*about, "accuracies", "differences", "kept accuracies"),

@@ -275,6 +275,8 @@ def kinds_of_replays(sound: Path, place: Path) -> dict[str, Path]:
         "a replay that failed": of(lambda raw: own_cell(raw).update(status="failed", failure={"reason": "x"})),
         "a replay with other outcomes": of(lambda raw: own_cell(raw)["metrics"]["test_loss"].update(value=9.0)),
         "a replay by an author": replayed(authored, place / "by-author", by="ADA"),
+        "a replay by an author with another space": replayed(authored, place / "by-space", by="B O."),
+        "a replay by an author with a letter that nobody sees": replayed(authored, place / "by-filler", by="Bo\u3164"),
         "a replay by nobody": of(put("", "by")),
         "a replay by an escape code": of(put("\x1b[2J", "by")),
         "a replay that is no replay": of(lambda raw: raw.clear()),

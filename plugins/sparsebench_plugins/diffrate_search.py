@@ -88,42 +88,28 @@ class DiffRateSearch(Strategy):
 
     def plan(self, view: TokenView, keep: int) -> Mask | Merge:
         """Drop the last ranks and merge the middle ones; in training with masks."""
-        import torch
-        import torch.nn.functional as F
-
-        from sparsebench.strategy.sorting import ranks, sort
-
-        counts = view.memory.setdefault("counts", [])
-        P_p, p = self._count(view.learned["p"], counts[-1] if counts else None)
-        P_m, m = self._count(view.learned["m"], p)
-        counts.append(m)
-        attention = view.attention.detach().masked_fill(view.weights.detach() < 0.5, -1.0)
-        ranked = sort(attention, descending=True).indices
-        rank = ranks(ranked)
-        stay = sort(ranked[:, : int(m)]).values
-        unit = F.normalize(view.tokens.detach(), dim=2)
-        chosen = unit.gather(1, stay[:, :, None].expand(-1, -1, unit.shape[2]))
-        cosine, match = (unit @ chosen.mT).clamp(min=0).max(dim=2)
-        cosine = cosine.scatter(1, stay, 1.0)
-        match = match.scatter(1, stay, torch.arange(stay.shape[1], device=stay.device).expand_as(stay))
+        (P_p, p), (P_m, m) = self._counts(view)
+        rank, stay = _ranked(view, int(m))
+        cosine, match = _matched(view.tokens.detach(), stay)
         sizes = view.sizes * cosine
         if not view.training:
-            target = match.masked_fill(rank >= int(p), -1)
-            member = (target >= 0).to(sizes.dtype)
-            count = torch.zeros_like(sizes[:, : int(m)]).scatter_add(1, match, member).gather(1, match)
-            return Merge(target, scores=view.attention, weight=1 / count, sizes=sizes)
-        not_dropped, stays = _straight_through(rank, p, P_p), _straight_through(rank, m, P_m)
-        joins = (view.weights * not_dropped * (1 - stays)).scatter(1, stay, 1.0)
-        groups = (F.one_hot(match, stay.shape[1]) * joins[:, :, None]).mT  # (B, m, N)
-        mean = groups @ view.tokens / groups.sum(dim=2, keepdim=True)
-        values = view.tokens.scatter(1, stay[:, :, None].expand_as(mean), mean.to(view.tokens.dtype))
-        new_sizes = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0].to(view.sizes.dtype))
-        return Mask(not_dropped * stays, view.attention.detach(), values, new_sizes)
+            return _merge(view, match.masked_fill(rank >= int(p), -1), match, sizes, int(m))
+        not_dropped = _straight_through(rank, p, P_p)
+        stays = _straight_through(rank, m, P_m)
+        return _mask(view, not_dropped, stays, stay, match, sizes)
 
     def loss(self, inputs: LossInputs) -> "Tensor":
         """Return the weighted squared difference of the MACs."""
         difference: Tensor = inputs.spent(inputs.memory["counts"]) - inputs.macs
         return self.weight * difference.square()
+
+    def _counts(self, view: TokenView) -> "tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]":
+        """Return p and m of this block, each with its probabilities, see `_count`."""
+        counts = view.memory.setdefault("counts", [])
+        P_p, p = self._count(view.learned["p"], counts[-1] if counts else None)
+        P_m, m = self._count(view.learned["m"], p)
+        counts.append(m)
+        return (P_p, p), (P_m, m)
 
     def _count(self, learned: "Tensor", most: "Tensor | None") -> "tuple[Tensor, Tensor]":
         """Return the (N,) probabilities that ranks are kept, and the integer count with the gradient of the mean."""
@@ -134,6 +120,72 @@ class DiffRateSearch(Strategy):
         whole = (mean.detach() - 1e-3).ceil().clamp(min=1)  # in float32 a mean of 7 may exceed 7
         count = whole + (mean - mean.detach())
         return alpha.flip(0).cumsum(0).flip(0), count if most is None else torch.minimum(count, most)
+
+
+def _ranked(view: TokenView, m: int) -> "tuple[Tensor, Tensor]":
+    """Return the (B, N) ranks of the tokens by falling attention, and the (B, m) first tokens, in their order.
+
+    In training tokens that were removed by a mask come last.
+    """
+    from sparsebench.strategy.sorting import ranks, sort
+
+    attention = view.attention.detach().masked_fill(view.weights.detach() < 0.5, -1.0)
+    ranked = sort(attention, descending=True).indices
+    return ranks(ranked), sort(ranked[:, :m]).values
+
+
+def _matched(tokens: "Tensor", stay: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Return (B, N), the largest cosine of each token with one that stays, and which of these it is.
+
+    A token that stays has cosine 1 with itself. Negative cosines are 0.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    unit = F.normalize(tokens, dim=2)
+    chosen = unit.gather(1, stay[:, :, None].expand(-1, -1, unit.shape[2]))
+    cosine, match = (unit @ chosen.mT).clamp(min=0).max(dim=2)
+    itself = torch.arange(stay.shape[1], device=stay.device).expand_as(stay)
+    return cosine.scatter(1, stay, 1.0), match.scatter(1, stay, itself)
+
+
+def _merge(view: TokenView, target: "Tensor", match: "Tensor", sizes: "Tensor", m: int) -> Merge:
+    """Return the plan of the test: means of m groups.
+
+    Args:
+        view: the view.
+        target: (B, N) the group of each token; -1 if it is dropped.
+        match: the same, also of dropped tokens.
+        sizes: (B, N) what each token adds to the size of its group.
+        m: the number of groups.
+    """
+    import torch
+
+    member = (target >= 0).to(sizes.dtype)
+    count = torch.zeros_like(sizes[:, :m]).scatter_add(1, match, member).gather(1, match)
+    return Merge(target, scores=view.attention, weight=1 / count, sizes=sizes)
+
+
+def _mask(
+    view: TokenView, not_dropped: "Tensor", stays: "Tensor", stay: "Tensor", match: "Tensor", sizes: "Tensor"
+) -> Mask:
+    """Return the plan in training: the means and sizes of groups in place of the tokens that stay.
+
+    Args:
+        view: the view.
+        not_dropped, stays: (B, N) 0 or 1 with gradients: whether a token is not dropped, and whether it stays.
+        stay: (B, m) the tokens that stay.
+        match: (B, N) which of these each token joins.
+        sizes: (B, N) what each token adds to the size of its group.
+    """
+    import torch.nn.functional as F
+
+    joins = (view.weights * not_dropped * (1 - stays)).scatter(1, stay, 1.0)
+    groups = (F.one_hot(match, stay.shape[1]) * joins[:, :, None]).mT  # (B, m, N)
+    mean = groups @ view.tokens / groups.sum(dim=2, keepdim=True)
+    values = view.tokens.scatter(1, stay[:, :, None].expand_as(mean), mean.to(view.tokens.dtype))
+    new_sizes = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0].to(view.sizes.dtype))
+    return Mask(not_dropped * stays, view.attention.detach(), values, new_sizes)
 
 
 def _straight_through(rank: "Tensor", count: "Tensor", P: "Tensor") -> "Tensor":

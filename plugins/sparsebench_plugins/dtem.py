@@ -88,31 +88,21 @@ class DTEM(Strategy):
         from sparsebench.strategy.sorting import sort
         from sparsebench.strategy.tokens import gather
 
-        x, w, memory = view.tokens, view.sizes.to(view.tokens.dtype), view.memory
-        if "order" not in memory:
-            memory["order"] = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
-            memory["part"] = x.shape[1]
-        n, order = memory["part"], memory["order"]
+        x, w = view.tokens, view.sizes.to(view.tokens.dtype)
+        n, order = _part_and_order(view)
         r = min(n - keep, n // 2)
         if r < 1:
             return Shift(torch.zeros_like(x), sizes=w)
         E, O = order[:, 0:n:2], order[:, 1:n:2]
         unit = F.normalize(metric, dim=2)
         T = self._chosen(gather(unit, E) @ gather(unit, O).mT, r)
+        moved, sizes = _merged_softly(x, w, E, O, T)
 
-        leaving = T.mT * w.gather(1, E)[:, None]  # (B, O, E): what each token of O receives
-        received = leaving.sum(dim=2)
-        size_O = w.gather(1, O) + received
-        x_O = (w.gather(1, O)[:, :, None] * gather(x, O) + leaving @ gather(x, E)) / size_O[:, :, None]
-        rest = 1 - T.sum(dim=2)
-        rest = rest + (rest.clamp(0, 1) - rest).detach()  # a plain clamp would have no gradient at its ends
-        sizes = w.scatter(1, O, size_O).scatter(1, E, w.gather(1, E) * rest)
-        moved = x.scatter(1, O[:, :, None].expand_as(x_O), x_O)
-
+        # The next block pairs the largest n - r tokens, by falling size.
         both = torch.cat([E, O], dim=1)
         falling = sort(sizes.detach().gather(1, both), descending=True).indices
-        memory["order"] = torch.cat([both.gather(1, falling), order[:, n:]], dim=1)
-        memory["part"] = n - r
+        view.memory["order"] = torch.cat([both.gather(1, falling), order[:, n:]], dim=1)
+        view.memory["part"] = n - r
         return Shift(moved - x, sizes=sizes)
 
     def _chosen(self, cosine: "Tensor", r: int) -> "Tensor":
@@ -127,6 +117,36 @@ class DTEM(Strategy):
             s = s + (1 - p.sum(dim=2, keepdim=True)).clamp(min=2**-23).log()
         chosen = chosen / chosen.sum(dim=2, keepdim=True).clamp(min=1).detach()
         return torch.zeros_like(cosine).scatter(2, best.indices, chosen)
+
+
+def _part_and_order(view: TokenView) -> "tuple[int, Tensor]":
+    """Return the number of tokens that still take part, and the (B, N) tokens in their order, those first."""
+    import torch
+
+    memory, (B, N, _) = view.memory, view.tokens.shape
+    if "order" not in memory:
+        memory["order"] = torch.arange(N, device=view.tokens.device).expand(B, -1)
+        memory["part"] = N
+    return memory["part"], memory["order"]
+
+
+def _merged_softly(x: "Tensor", w: "Tensor", E: "Tensor", O: "Tensor", T: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Return the tokens and the sizes after the tokens of O received their shares.
+
+    Args:
+        x, w: (B, N, C) tokens and (B, N) sizes.
+        E, O: the numbers of the tokens of both.
+        T: (B, E, O) the share of each token of E that joins each token of O.
+    """
+    from sparsebench.strategy.tokens import gather
+
+    leaving = T.mT * w.gather(1, E)[:, None]  # (B, O, E): what each token of O receives
+    size_O = w.gather(1, O) + leaving.sum(dim=2)
+    x_O = (w.gather(1, O)[:, :, None] * gather(x, O) + leaving @ gather(x, E)) / size_O[:, :, None]
+    rest = 1 - T.sum(dim=2)
+    rest = rest + (rest.clamp(0, 1) - rest).detach()  # a plain clamp would have no gradient at its ends
+    sizes = w.scatter(1, O, size_O).scatter(1, E, w.gather(1, E) * rest)
+    return x.scatter(1, O[:, :, None].expand_as(x_O), x_O), sizes
 
 
 def _width(place: Place) -> int:

@@ -80,13 +80,17 @@ class DynamicViT(Strategy):
         import torch.nn.functional as F
 
         x, before = view.tokens, view.weights
-        half, D = x.shape[2] // 2, before[:, :, None]
+        half = x.shape[2] // 2
         z = view.learned["own"](x)
+        D = before[:, :, None]
+        # The mean of the second half over the tokens that are still there.
         common = (D * z[:, :, half : 2 * half]).sum(dim=1, keepdim=True) / D.sum(dim=1, keepdim=True).clamp(min=1e-6)
         features = torch.cat([z[:, :, :half], common.expand(-1, z.shape[1], -1)], dim=2)
         log_p = F.log_softmax(view.learned["both"](features), dim=2)
         if not view.training:
             return dispose(self.disposal, log_p[:, :, 0], keep, view)
+
+        # Gumbel noise draws; the gradient is that of the soft choice.
         noise = torch.stack([view.random(0), view.random(1)], dim=2).clamp(1e-7, 1 - 1e-7)
         soft = (log_p - (-noise.log()).log()).softmax(dim=2)[:, :, 0]
         drawn = (soft > 0.5).to(soft.dtype) + soft - soft.detach()

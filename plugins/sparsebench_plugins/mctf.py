@@ -75,37 +75,55 @@ class MCTF(Strategy):
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge from A into B, then from B into A."""
-        import torch
-
-        from sparsebench.strategy.sorting import ranks, sort
         from sparsebench.strategy.tokens import Grouped, sizes_after
 
-        N, r, P = view.index.shape[1], view.index.shape[1] - keep, view.prefix_count
+        P = view.prefix_count
         A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
         received = view.received_attention.clamp(min=1e-12)
-        weight = self._weights(view, received, A, B)
+        target = self._groups(self._weights(view, received, A, B), A, B, keep)
+
+        share = view.sizes if self.pooling == "size" else received * view.sizes
+        total = sizes_after(Grouped.of(Merge(target, sizes=share), keep), view.sizes)
+        return Merge(target, weight=share / total.gather(1, target))
+
+    def _groups(self, weight: "Tensor", A: slice, B: slice, keep: int) -> "Tensor":
+        """Return the (B, N) group of each token, from the weights of the pairs of A and B."""
+        import torch
+
+        n_A, n_B = weight.shape[1:]
+        r = n_A + n_B - keep
         from_A = r // 2 if self.ways == "both" else r
-        place = torch.arange(N, device=view.index.device).repeat(len(view.index), 1)
+        place = torch.arange(n_A + n_B, device=weight.device).repeat(len(weight), 1)
+
+        # The token that each token joins, itself if it stays: after the merge into B, and after that back into A.
         source, match, _ = _pairs(weight, from_A)
         host = place.scatter(1, place[:, A].gather(1, source), place[:, B].gather(1, match))
         gone = torch.zeros_like(place[:, A]).scatter(1, source, 1).bool()
         source, match, order = _pairs(weight.masked_fill(gone[:, :, None], float("-inf")).mT, r - from_A)
         next_host = place.scatter(1, place[:, B].gather(1, source), place[:, A].gather(1, match))
         host = next_host.gather(1, host)
+        return self._ranks_of_hosts(host == place, order, A, B).gather(1, host)
 
-        # The group of each token that stays: the rest of A in order, then the rest of B by falling weight.
-        rank = (
-            ranks(order) if self.ways == "both" else torch.arange(order.shape[1], device=order.device).expand_as(order)
-        )
-        falling = torch.empty_like(place)
-        falling[:, A] = torch.arange(gone.shape[1], device=place.device) - N
-        falling[:, B] = rank
-        group = ranks(sort(falling.masked_fill(host != place, N)).indices)
-        target = group.gather(1, host)
+    def _ranks_of_hosts(self, stays: "Tensor", order: "Tensor", A: slice, B: slice) -> "Tensor":
+        """Return the (B, N) ranks of the tokens that stay: the rest of A in order, then the rest of B.
 
-        share = view.sizes if self.pooling == "size" else received * view.sizes
-        total = sizes_after(Grouped.of(Merge(target, sizes=share), keep), view.sizes)
-        return Merge(target, weight=share / total.gather(1, target))
+        B is ordered by falling weight; with one way it keeps its order.
+
+        Args:
+            stays: (B, N) booleans.
+            order: the tokens of B by falling weight.
+            A, B: the places of both.
+        """
+        import torch
+
+        from sparsebench.strategy.sorting import ranks, sort
+
+        N = stays.shape[1]
+        falling = torch.arange(N, device=stays.device).repeat(len(stays), 1)
+        n_A, n_B = falling[:, A].shape[1], order.shape[1]
+        falling[:, A] = torch.arange(n_A, device=stays.device) - N
+        falling[:, B] = ranks(order) if self.ways == "both" else torch.arange(n_B, device=stays.device)
+        return ranks(sort(falling.masked_fill(~stays, N)).indices)
 
     def _weights(self, view: TokenView, received: "Tensor", A: slice, B: slice) -> "Tensor":
         """Return the logarithms of the weights of the pairs of A and B."""

@@ -67,14 +67,20 @@ class ZeroTPrune(Strategy):
         s = self.rank(view)
         N = s.shape[1]
         order = Keep.top(s, N).index
-        halves = order.split([N - N // 2, N // 2], dim=1)
-        first, second = (order[:, ::2], order[:, 1::2]) if self.groups == "alternate" else halves
+        if self.groups == "alternate":
+            first, second = order[:, ::2], order[:, 1::2]
+        else:
+            first, second = order.split([N - N // 2, N // 2], dim=1)
+
+        # The S-stage: tokens of the second group leave whose keys are most similar to one of the first.
         keys = view.keys.transpose(1, 2).flatten(2)
         unit = keys / keys.norm(dim=2, keepdim=True).clamp(min=1e-12)
-        A, B = (unit.gather(1, group[:, :, None].expand(-1, -1, unit.shape[2])) for group in (first, second))
+        A = unit.gather(1, first[:, :, None].expand(-1, -1, unit.shape[2]))
+        B = unit.gather(1, second[:, :, None].expand(-1, -1, unit.shape[2]))
         closest = (B @ A.transpose(1, 2)).amax(dim=2)
-        leaving = Keep.top(closest, min(round(self.similar * (N - keep)), N // 2)).index
-        return Keep(Keep.top(s.scatter(1, second.gather(1, leaving), -1.0), keep).index, scores=s)
+        similar = min(round(self.similar * (N - keep)), N // 2)
+        leaving = second.gather(1, Keep.top(closest, similar).index)
+        return Keep(Keep.top(s.scatter(1, leaving, -1.0), keep).index, scores=s)
 
     def rank(self, view: TokenView) -> "Tensor":
         """Return (B, N), the importance of the patches after the I-stage."""

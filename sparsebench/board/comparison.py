@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.common import CELL, Common, common_of
-from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, dense_of, entry_of_dense, over_seeds
+from sparsebench.board.reading import DENSE, ENTRY, KEY, SEED, WEIGHTS, dense_of, entry_of_dense, over_seeds
 from sparsebench.errors import few, plain
 from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, IDENTITY, ITEMS, LABELS, NEIGHBOURS, PREDICTIONS, WHERE
@@ -64,6 +64,7 @@ class Comparison:
             the requested share of dense MACs; `form`, the label of the budget without this share; and `curve_key`, the
             strategy, kind and form that identify the curve over budgets that has the entry as a point. It is None for
             dense, for a budget that is not a share of dense MACs below 1, and for `_beside_chosen_schedules`.
+        board: the title of its board where several boards are shown as one; otherwise "".
     """
 
     source: str
@@ -75,6 +76,7 @@ class Comparison:
     measured: pd.DataFrame
     others: pd.DataFrame
     every: pd.DataFrame
+    board: str = ""
 
     @cached_property
     def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,10 +133,11 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """The title: task, model and track, and the number of training samples unless the track is frozen."""
+        """The title: board, task, model and track, and the number of training samples unless the track is frozen."""
         most = f"{'up to ' if self.has_trials or self.is_probe else ''}{self.largest}"
         samples = f"{most} training samples" if self.largest and self.track != "frozen" else ""
-        return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
+        text = ", ".join(filter(None, (self.task, self.model, samples, self.track)))
+        return f"{self.board}: {text}" if self.board else text
 
     @cached_property
     def networks(self) -> dict[int, str]:
@@ -142,8 +145,17 @@ class Comparison:
 
         Empty if repetitions are trained.
         """
-        of_seeds = self.measured.loc[self.measured["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
-        networks = of_seeds.set_index(SEED)["network"].to_dict()
+        return self._networks_by("network")
+
+    @cached_property
+    def weights(self) -> dict[int, str]:
+        """The same networks by the hashes of their weights, see `reading.WEIGHTS`."""
+        return self._networks_by(WEIGHTS)
+
+    def _networks_by(self, column: str) -> dict[int, str]:
+        """Return what a column has of the common networks, by seed; of all if none is common."""
+        of_seeds = self.measured.loc[self.measured["network"] != "", [SEED, column]].drop_duplicates(SEED)
+        networks = of_seeds.set_index(SEED)[column].to_dict()
         common_networks = {seed: networks[seed] for seed in self.seeds if seed in networks}
         return common_networks if common_networks else networks
 
@@ -464,7 +476,8 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
     """Return what the data are: pictures, size, classes, number of test items."""
     task, model = comparison.params
     pictures = pictures_of(comparison)
-    parts = [f"{pictures} (task {comparison.task})" if pictures else f"task {comparison.task}"]
+    where = ", ".join(filter(None, (comparison.board, f"task {comparison.task}")))
+    parts = [f"{pictures} ({where})" if pictures else where]
     pixels = task.get("canvas")
     patch = model.get("patch")
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
@@ -476,10 +489,22 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
             classes.update(numbers_of(labels, n).tolist())
         parts.append(f"{len(classes)} classes")
         parts.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(comparison)} for each network")
+    relevant = about_relevant(comparison)
+    if relevant:
+        parts.append(relevant)
     rule = numbering(task)
     if rule:
         parts.append(f"class folders are numbered {rule}")
     return ", ".join(parts)
+
+
+def about_relevant(comparison: Comparison) -> str:
+    """Return the share of relevant tokens as words; "" if it is unknown."""
+    share = comparison.relevant
+    if math.isnan(share):
+        return ""
+    tokens = "patches" if items_of(comparison) != "samples" else "tokens"
+    return f"{share:.0%} of the {tokens} relevant"
 
 
 def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:

@@ -6,7 +6,7 @@ docs/results/orders.md has the rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ import pandas as pd
 from sparsebench.board.columns import Column, interval_row
 from sparsebench.board.comparison import Comparison
 from sparsebench.board.judge import Leaderboard
+from sparsebench.board.over_budgets import nearest
 from sparsebench.board.picture import new_figure, sheet
 from sparsebench.board.reading import DENSE, entry_of_dense, over_seeds
 from sparsebench.board.tables import Report, Table
@@ -135,11 +136,6 @@ class Standing:
         return [self.comparison.results[entry] for entry in rows.index], rows["macs_ratio"].tolist()
 
 
-def nearest(budgets: Sequence[float], share: float) -> float:
-    """Return the budget that is nearest to a share; the smaller one of two that are equally near."""
-    return min(budgets, key=lambda budget: (round(abs(budget - share), 9), budget))
-
-
 def standings_of(judged: Leaderboard) -> list[Standing]:
     """Return the standings of a board over all tasks: those of its main task, and of its sections."""
     rankings = [*judged.rankings[:1], *judged.sections]
@@ -235,8 +231,8 @@ class _Common(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """Return the row of AGREEMENT."""
-        networks = [set(one.comparison.networks.values()) for one in (self.standing, self.another)]
-        same_networks = bool(networks[0]) and networks[0] == networks[1]
+        seeds = _seeds_of_same_networks(self.standing.comparison, self.another.comparison)
+        other_results = [_renumbered(result, seeds) for result in self.other_results] if seeds else self.other_results
         return {
             "section": self.standing.comparison.title,
             "other": self.another.comparison.title,
@@ -244,8 +240,34 @@ class _Common(NamedTuple):
             "budget": self.budget,
             "other_budget": self.other_budget,
             "n_strategies": len(self.results),
-            **interval_row("spearman", rank_correlation(self.results, self.other_results, same_networks)),
+            **interval_row("spearman", rank_correlation(self.results, other_results, same_networks=bool(seeds))),
         }
+
+
+def _seeds_of_same_networks(first: Comparison, other: Comparison) -> dict[int, int]:
+    """Return the seed on the first board of each seed of the other, if both have the same networks; {} if not.
+
+    Networks are the same if their weights are, whatever their files are called. Pre-trained weights without a file are
+    those of an architecture, so its parameters must be equal, too.
+    """
+    if _architecture(first) != _architecture(other) or set(first.weights.values()) != set(other.weights.values()):
+        return {}
+    seed_of = {weights: seed for seed, weights in first.weights.items()}
+    return {seed: seed_of[weights] for seed, weights in other.weights.items()}
+
+
+def _architecture(comparison: Comparison) -> dict[str, Any]:
+    """Return the parameters of the model, without the precision of the test."""
+    _, model = comparison.params
+    return {name: value for name, value in model.items() if name != "precision"}
+
+
+def _renumbered(result: Results, seeds: Mapping[int, int]) -> Results:
+    """Return results with other numbers of seeds."""
+    means = {seeds[seed]: mean for seed, mean in result.means.items()}
+    hits = {seeds[seed]: of_seed for seed, of_seed in result.hits.items()}
+    clusters = result.clusters and {seeds[seed]: numbers for seed, numbers in result.clusters.items()}
+    return Results(means, hits, clusters)
 
 
 def _common(

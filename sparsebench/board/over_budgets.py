@@ -91,7 +91,17 @@ def compared_points(rows: pd.DataFrame, common: Collection[float]) -> pd.Index:
 
 def middle_of(budgets: Collection[float]) -> float:
     """Return the budget that is nearest to one half; the smaller one of two that are equally near."""
-    return min(budgets, key=lambda budget: (abs(budget - HALF), budget))
+    return nearest(budgets, HALF)
+
+
+def nearest(budgets: Collection[float], share: float) -> float:
+    """Return the budget that is nearest to a share; the smaller one of two that are equally near."""
+
+    def by_distance(budget: float) -> tuple[float, float]:
+        distance = round(abs(budget - share), 9)  # 0.7 and 0.3 are equally near to 0.5, apart from rounding
+        return distance, budget
+
+    return min(budgets, key=by_distance)
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:

@@ -274,7 +274,7 @@ def _same(content: bytes | None, expected: bytes | None) -> bool:
     return bool(second.std() > 0 and np.corrcoef(first, second)[0, 1] >= LEAST_CORRELATION)
 
 
-def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes:
+def page(board: Board, docs: str = "", title: str = "", link: str = "", url: str = "", picture_url: str = "") -> bytes:
     """Return the HTML page of a board as UTF-8; the same board gives the same bytes on each machine.
 
     All texts of the board are escaped.
@@ -284,14 +284,17 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes
         docs: address of the documentation's site, relative to the page; "" for no links.
         title: title of the page; "" for that of all boards.
         link: address below the title, such as that of a paper; "" for none.
+        url: address of the page, for previews of links to it; "" if it is not known.
+        picture_url: address of the picture of these previews; "" for none.
 
     Raises:
-        UserError: the link is not an address.
+        UserError: the link or the address of the page is not an address.
     """
     package = resources.files(__package__)
     *scripts, sheet = (Markup(package.joinpath(name).read_text("utf-8")) for name in (*SCRIPTS, STYLE))
-    if link and not is_address(link):
-        raise UserError("--link", got=f"'{plain(link, 80)}'", allowed="an address https://HOST/PATH")
+    for option, address in (("--link", link), ("--url", url)):
+        if address and not is_address(address):
+            raise UserError(option, got=f"'{plain(address, 80)}'", allowed="an address https://HOST/PATH")
     policy = "; ".join(
         [  # nothing from outside; inline only code with these hashes
             "default-src 'none'",
@@ -319,6 +322,8 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "") -> bytes
         name=plain(title, 200) or f"sparsebench leaderboard{suites}",
         summary=_summary(first),
         link=link,
+        url=url,
+        picture_url=picture_url,
         keys=keys | set(rows["kind"]),
         data=Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPED)),
         first=first,

@@ -64,6 +64,8 @@ DECLARED, MAIN, SUCCESS, TARGET = "metrics of tasks", "main tasks", "metric of s
 metric of success for sample complexity, by default `success`, and their fixed target of probes, by default none. They
 are attributes because users pass the table from `load_records` to `leaderboard`. They are plain data, because pandas
 stores them as JSON in some files: a metric is the mapping of its fields."""
+WEIGHTS = "weights"
+"""The column of the name of the tested network in cells. A file of weights is named by a hash of its content there."""
 ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """Names of the accuracies of groups, if each group is a class on a background."""
 TRACK = "scratch"
@@ -201,7 +203,8 @@ def _with_columns(records: pd.DataFrame, grouped: Any, columns: pd.DataFrame) ->
 def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """Return records with the names of users' folders of pictures and files of weights in place of hashes.
 
-    The hash follows a name that settings also use for something else, such as shipped pictures.
+    The hash follows a name that settings also use for something else, such as shipped pictures. The column WEIGHTS has
+    the networks with their hashes.
     """
     settings = records["setting"].astype("category")
     networks = records["network"].astype("category")
@@ -219,6 +222,7 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
     return records.assign(
         setting=settings.cat.rename_categories(in_setting),
         network=networks.cat.rename_categories(in_network),
+        **{WEIGHTS: networks},
     )
 
 
@@ -265,6 +269,8 @@ def frame_of(records: Flats) -> pd.DataFrame:
     if "cell" in frame:
         frame = _with_identities(frame)
     missing = {name: value for name, value in DEFAULTS.items() if name not in frame}
+    if WEIGHTS not in frame:  # a table that was not read from a folder has the names of cells
+        missing[WEIGHTS] = frame.get("network", "")
     frame = frame.assign(**missing, **_numbers(frame))
     frame = _with_labels_as_identities(frame)
     frame = frame.sort_values(ORDER, kind="stable", ignore_index=True)

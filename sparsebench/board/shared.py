@@ -358,7 +358,7 @@ def one_board(boards: Sequence[Shared], notes: Sequence[str]) -> Board:
 
 def _titled(judged: Leaderboard, title: str) -> Leaderboard:
     def with_title(ranking: Ranking) -> Ranking:
-        comparison = replace(ranking.comparison, task=f"{title}: {ranking.comparison.task}")
+        comparison = replace(ranking.comparison, board=title)
         return ranking._replace(parts={**ranking.parts, "accuracy": comparison})
 
     return _mapped(judged, with_title)

@@ -23,13 +23,17 @@ WIDTH = 100
 LINES = 45
 """Most rows of a LaTeX table, so that it fits a page."""
 STRATEGY = "strategy"
+STRATEGIES_OF_ROW = (STRATEGY, "other")
+"""Keys of the strategies of a row: one, or the two of a pair."""
 BETWEEN = 2
 """Characters between columns. Headings are counted as this much wider."""
 STAY = (
     "task",
     "rank",
     "strategy",
+    "other",
     "variant",
+    "badge",
     "authors",
     "budget",
     "accuracy",
@@ -60,14 +64,18 @@ CLEAR = {
 """Keys of columns that the legend does not explain."""
 ROOM = 12
 """Characters that a clipped text keeps at least."""
+LONG = {"authors": 24}
+"""Keys of columns whose texts are clipped first, and the characters that they keep."""
 INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 """A range of ranks such as 3-9, which a spreadsheet reads as a date."""
-_ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
-"""Beginnings and ends of links, images and HTML in Markdown, and `|`, which divides cells."""
-_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
+_LINKS = r"<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
+"""Beginnings and ends of links, images and HTML in Markdown."""
+_SIGNS = r"[\\|~$]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)"
+"""Signs of emphasis, formulas and entities in Markdown, and `|`, which divides cells. Underscores in words are text."""
+_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_SIGNS}|{_LINKS})"), re.compile(f"({_SIGNS}|{_LINKS}|`)")
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 
@@ -312,13 +320,21 @@ def _with_entry_names(table: Table) -> Table:
 
     The legend has the parameters that they have in common.
     """
-    names = [row[STRATEGY] for row in table.rows if isinstance(row.get(STRATEGY), str)]
+    names = [name for row in table.rows for name in strategies_of(row)]
     shorter, shared = entry_names(names)
     if not shared:
         return table
-    rows = [{**row, STRATEGY: shorter[row[STRATEGY]]} if row.get(STRATEGY) in shorter else row for row in table.rows]
+    rows = []
+    for row in table.rows:
+        strategies = {key: row[key] for key in STRATEGIES_OF_ROW if row.get(key) in shorter}
+        rows.append(row | {key: shorter[name] for key, name in strategies.items()})
     legend = [f"All rows of {strategy} have {parameters}." for strategy, parameters in shared.items()]
     return table._replace(rows=rows, legend=[*table.legend, *legend])
+
+
+def strategies_of(row: Row) -> list[str]:
+    """Return the strategies of a row: one, the two of a pair, or none."""
+    return [row[key] for key in STRATEGIES_OF_ROW if isinstance(row.get(key), str)] if STRATEGY in row else []
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:
@@ -418,9 +434,10 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns that fit into `width` characters.
 
-    Intervals are left out first, from the right, then columns in `order`, by default that of `_order`. At last the
-    longest texts are clipped.
+    Texts of LONG are clipped first. Then intervals are left out, from the right, then columns in `order`, by default
+    that of `_order`. At last the longest texts are clipped.
     """
+    rows = _with_clipped_texts(rows, columns, width)
     remaining = list(columns)
     widths = {column: _width(rows, column) for column in columns}
 
@@ -443,6 +460,16 @@ def fit(
     return clipped, remaining
 
 
+def _with_clipped_texts(rows: Sequence[Row], columns: Sequence[Column], width: int) -> Sequence[Row]:
+    """Return rows in which texts of LONG are clipped, if the rows are wider than `width` characters."""
+    if sum(_width(rows, column) for column in columns) + BETWEEN * (len(columns) - 1) <= width:
+        return rows
+    for column in columns:
+        if column.key in LONG:
+            rows = _clip(rows, column.key, LONG[column.key])
+    return rows
+
+
 def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Return the keys of the columns that may be left out: those of MINOR, then others from the right.
 
@@ -459,7 +486,10 @@ def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 def _clip(rows: Sequence[Row], key: str, width: int) -> list[Row]:
     """Return rows whose texts in a column have at most `width` characters, and stay different."""
-    short = short_names([row[key] for row in rows if isinstance(row[key], str)], width)
+    texts = [row[key] for row in rows if isinstance(row[key], str)]
+    if key in STRATEGIES_OF_ROW:  # a short name means one strategy, also in the other column of a pair
+        texts += [name for row in rows for name in strategies_of(row)]
+    short = short_names(texts, width)
     return [row | {key: short.get(row[key], row[key])} for row in rows]
 
 

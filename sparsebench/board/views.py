@@ -28,13 +28,13 @@ from sparsebench.board.columns import (
     rank_text,
     text_of,
 )
-from sparsebench.board.comparison import Comparison, about, items_of
+from sparsebench.board.comparison import Comparison, about, about_relevant, items_of
 from sparsebench.board.gaps import gaps_over_budgets
-from sparsebench.board.judge import Leaderboard, Ranking, random_tokens_of
+from sparsebench.board.judge import RANDOM_TOKENS, Leaderboard, Ranking, random_tokens_of
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.ranks import in_order
 from sparsebench.board.reading import DENSE, SEED, over_seeds, speed_ups
-from sparsebench.board.tables import Report, Table
+from sparsebench.board.tables import Report, Table, strategies_of
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.records.table import ITEMS
 from sparsebench.stats import paired
@@ -81,8 +81,8 @@ BEST = (
         "random",
         "random tokens",
         "percent",
-        "accuracy if random tokens are dropped at the same budget, and at the input if the most accurate strategy acts "
-        "there; all other columns are of the most accurate strategy, with gains computed before rounding",
+        "accuracy of random tokens at the same budget, dropped at the input or inside the network, where it is higher; "
+        "all other columns are of the most accurate strategy, with gains computed before rounding",
     ),
     BY_KEY["random_delta"]._replace(what=""),
     BY_KEY["speed_up"],
@@ -137,8 +137,6 @@ LEGEND_OF_MATCHED = (
     f"At equal accuracy: for each strategy the row with the fewest MACs, fewer than dense, that is at most "
     f"{100 * NEAR:g} points below dense; - if there is none. Nothing is interpolated.",
 )
-STRATEGIES_OF_ROW = ("strategy", "other")
-"""Keys of the strategies of a row."""
 LEFT_OUT = "rows of other strategies are left out; ranks and significance are those of the whole board"
 TIMES = "speed.jsonl"
 COLUMNS_OF_TIMES = (
@@ -206,13 +204,14 @@ def _data(judged: Leaderboard) -> Table:
 
 def _of_section(ranking: Ranking, judged: Leaderboard, whole: bool) -> list[Table]:
     """Return the tables of the main task with other parameters: the best strategies, and all of them."""
-    title = f"Task {ranking.task}"
+    setting = ", ".join(filter(None, (ranking.task, about_relevant(ranking.comparison))))
+    title = f"Task {setting}"
     tables = [best(ranking, title)] if whole else []
     if ranking.curves is None:
         table = Table(dicts(ranking.every), judged.columns, title, legend=LEGEND)
     else:
         table = Table(dicts(ranking.curves.rows), _columns_of_curves(ranking, ranking.curves, judged), title)
-    return [*tables, table._replace(title=f"All strategies, task {ranking.task}" if whole else title, main=False)]
+    return [*tables, table._replace(title=f"All strategies, task {setting}" if whole else title, main=False)]
 
 
 def best(ranking: Ranking, title: str = "") -> Table:
@@ -241,8 +240,11 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
     ranked = dicts(ranking.rows)
     over = over_budget(ranking.rows)
     candidates: dict[tuple[float, str], list[int]] = {}
+    randoms: dict[tuple[float, str], list[int]] = {}
     for place, (row, is_over) in enumerate(zip(ranked, over, strict=True)):
         budget = _budget_of(row)
+        if row["strategy"] in RANDOM_TOKENS:
+            randoms.setdefault(budget, []).append(place)
         if row["kind"] == "deployable":
             # A budget that all strategies exceed has a row too, without a strategy.
             candidates.setdefault(budget, [])
@@ -251,26 +253,30 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
     rows = []
     for budget, places in sorted(candidates.items()):
         better = ranking.pairs.among(places).better()
-        unbeaten = [ranked[place] for k, place in enumerate(places) if not better[:, k].any()]
-        unbeaten.sort(key=lambda row: -row["accuracy"])
-        first = unbeaten[0] if unbeaten else {}
+        unbeaten = [place for k, place in enumerate(places) if not better[:, k].any()]
+        unbeaten.sort(key=lambda place: -ranked[place]["accuracy"])
         share, label = budget
-        rows.append(
-            {
-                **first,
-                "budget": label or f"{-share:g}",
-                "random": _accuracy_of_random(first),
-                "best": first.get("strategy"),
-                "equal": few([row["strategy"] for row in unbeaten[1:]], MOST_TIED_NAMED),
-            }
-        )
+        row: Row = {}
+        if unbeaten:
+            first = unbeaten[0]
+            row = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms.get(budget, []))
+        best = row.get("strategy")
+        tied = few([ranked[place]["strategy"] for place in unbeaten[1:]], MOST_TIED_NAMED)
+        rows.append(row | {"budget": label or f"{-share:g}", "best": best, "equal": tied})
     return rows
 
 
-def _accuracy_of_random(row: Row) -> float | None:
-    """Return the accuracy of the random tokens that a row is compared with."""
-    difference = row.get("random_delta")
-    return None if difference is None else row["accuracy"] - difference
+def _gain_over_random(pairs: paired.Pairs, place: int, ranked: Sequence[Row], randoms: Sequence[int]) -> Row:
+    """Return the gain of a row over the most accurate of the rows of random tokens, and the accuracy of that one."""
+    keys = BY_KEY["random_delta"].keys
+    known = [random for random in randoms if not math.isnan(pairs.mean[place, random])]
+    if not known:
+        return {"random": None} | dict.fromkeys(keys)
+    random = max(known, key=lambda random: -pairs.mean[place, random])
+    mean = float(pairs.mean[place, random]) + 0.0  # no minus zero
+    half = float(pairs.half[place, random])
+    low, high = (None, None) if math.isnan(half) else (max(-1.0, mean - half), min(1.0, mean + half))
+    return {"random": ranked[place]["accuracy"] - mean} | dict(zip(keys, (mean, low, high), strict=True))
 
 
 def against_random(ranking: Ranking) -> str:
@@ -413,18 +419,13 @@ def only(report: Report | Table, strategies: Sequence[str]) -> Report:
     names: list[str] = []
     for table in tables:
         for row in table.rows:
-            names += _strategies_of(row)
+            names += strategies_of(row)
     check_names(strategies, names)
     parts = []
     for table in tables:
-        rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in _strategies_of(row))]
+        rows = [row for row in table.rows if all(is_chosen(name, strategies) for name in strategies_of(row))]
         parts.append(table._replace(rows=rows))
     return Report(parts[:-1], parts[-1], [*report.notes, LEFT_OUT])
-
-
-def _strategies_of(row: Row) -> list[str]:
-    """Return the strategies of a row: one, or the two of a pair."""
-    return [row[key] for key in STRATEGIES_OF_ROW if key in row]
 
 
 def check_names(strategies: Sequence[str], available: Iterable[str]) -> None:

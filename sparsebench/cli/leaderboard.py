@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urljoin
 
 import click
 
@@ -48,6 +49,7 @@ class _Options:
     title: str | None
     against: Path | None
     link: str | None
+    url: str | None
     speed: Path | None
     loss: float | None
     choice: Choice
@@ -121,6 +123,11 @@ class _Options:
     help="Rank correlation with the board of another run, by budget; with --picture as a heat map.",
 )
 @click.option("--link", metavar="ADDRESS", help="Address below the title of the page, such as that of a paper.")
+@click.option(
+    "--url",
+    metavar="ADDRESS",
+    help="Address that the page will have. Previews of links to it then have a picture, which is written beside it.",
+)
 @click.option(
     "--speed",
     type=PATH,
@@ -239,12 +246,13 @@ def _refuse(options: Mapping[str, object], needed: str, **hints: Any) -> None:
 
 
 def _refuse_beside(options: _Options) -> None:
-    """Raise UserError if a title, a link, or an option of pictures is given, and neither a page nor a picture is."""
+    """Raise UserError if an option of pictures or pages is given, and neither a picture nor a page is."""
     if options.picture is None:
         of_pictures = {"--of": options.quantity, "--width": options.columns_of_paper}
         _refuse(of_pictures, "a picture", next_step="add --picture FILE.png")
     if options.form != HTML or options.picture is not None:
-        _refuse({"--link": options.link}, "a page", next_step="add --format html -o FILE.html")
+        of_pages = {"--link": options.link, "--url": options.url}
+        _refuse(of_pages, "a page", next_step="add --format html -o FILE.html")
     if options.form != HTML and options.picture is None:
         _refuse({"--title": options.title}, "a page or a picture", next_step="add --format html or --picture FILE.png")
 
@@ -296,12 +304,25 @@ def _draw(options: _Options, file: Path) -> None:
 
 
 def _page(options: _Options) -> bytes:
-    """Return the page of a board."""
+    """Return the page of a board. If its address is known, also write the picture of previews beside it."""
+    from sparsebench.board import picture
     from sparsebench.board.published import page
     from sparsebench.publish.collection import TITLE, is_collection
 
-    usual = TITLE if is_collection(options.folder) else ""
-    return page(_board(options.folder), title=options.title or usual, link=options.link or "")
+    board = _board(options.folder)
+    title = options.title or (TITLE if is_collection(options.folder) else "")
+    link, url = options.link or "", options.url or ""
+    if not url:
+        return page(board, title=title, link=link)
+
+    if options.output is None or options.output.suffix == ".png":
+        raise UserError("--url needs a file, beside which the picture is written", next_step="give -o FILE.html")
+    file = options.output.with_suffix(".png")
+    content = page(board, title=title, link=link, url=url, picture_url=urljoin(url, quote(file.name)))
+    first, *_ = picture.quantities(board)
+    write_whole(file, style.content(picture.draw(board, first)))
+    click.echo(f"written: {file}", err=True)
+    return content
 
 
 def _check(folder: Path) -> int:

@@ -334,12 +334,16 @@ class Weights(NamedTuple):
 
     def plain(self) -> dict[str, Tensor]:
         """Return the weights in float32, without a prefix that all names have, except those of the output layers."""
-        bodies = (name.split(".")[:-1] for name in self.state if not name.startswith(HEADS))
-        common = takewhile(lambda parts: len(set(parts)) == 1, zip(*bodies, strict=False))
-        prefix = "".join(f"{parts[0]}." for parts in common)
+        modules = [name.split(".")[:-1] for name in self.state if not name.startswith(HEADS)]
+        prefix = ""
+        for parts in zip(*modules, strict=False):
+            if len(set(parts)) > 1:
+                break
+            prefix += f"{parts[0]}."
         values = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
         plain = {name.removeprefix(prefix): value for name, value in values.items()}
-        return plain if len(plain) == len(values) else values
+        are_unique = len(plain) == len(values)
+        return plain if are_unique else values
 
 
 def read_weights(path: Path, key: str = "") -> Weights:

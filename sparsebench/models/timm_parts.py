@@ -50,13 +50,17 @@ COUNTED = ("mlp", "attn.proj", *(f"attn.{part}" for part in QKV))
 
 def coordinates(rope: Any, grid: tuple[int, int], device: torch.device) -> Tensor:
     """Return the (N, 2) coordinates of the patches of a grid (rows, columns) in a rotary position embedding."""
-    first = 0.5 if isinstance(rope, RotaryEmbeddingDinoV3) else 0.0
-    axes = [torch.arange(n, device=device) + first + getattr(rope, "grid_offset", 0.0) for n in grid]
+    offset = getattr(rope, "grid_offset", 0.0)
+    trained_grid = getattr(rope, "ref_feat_shape", None)
     if isinstance(rope, RotaryEmbeddingDinoV3):
-        over = {"separate": grid, "max": (max(grid),) * 2, "min": (min(grid),) * 2}[rope.normalize_coords]
-        axes = [2 * (axis / n) - 1 for axis, n in zip(axes, over, strict=True)]
-    elif (reference := getattr(rope, "ref_feat_shape", None)) is not None:
-        axes = [axis / n * trained for axis, n, trained in zip(axes, grid, reference, strict=True)]
+        # From -1 to 1 over the image, at the middles of patches.
+        extents = {"separate": grid, "max": (max(grid),) * 2, "min": (min(grid),) * 2}[rope.normalize_coords]
+        middles = [torch.arange(n, device=device) + 0.5 + offset for n in grid]
+        axes = [2 * (middle / extent) - 1 for middle, extent in zip(middles, extents, strict=True)]
+    else:
+        axes = [torch.arange(n, device=device) + offset for n in grid]
+        if trained_grid is not None:
+            axes = [axis / n * trained for axis, n, trained in zip(axes, grid, trained_grid, strict=True)]
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 2)
     return places.flip(1) if rope.grid_indexing == "xy" else places
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -32,6 +32,18 @@ INSTALL = "pip install 'sparsebench[transformers]'"
 HALF_PRECISION = {"BF16": "bfloat16", "F16": "float16"}
 UNREAD = ("mask_token", "pooler.", "position_ids", "logit_scale", "logit_bias", "text_model.", "text_projection.")
 """Parts of names of weights that no output of an image reads."""
+
+
+class Compared(NamedTuple):
+    """What the comparison of a transformers model with its timm network found; see `Converted`."""
+
+    output: type[Any]
+    fields: tuple[str, ...]
+    difference: float
+
+
+_compared: dict[tuple[str, tuple[int, int]], Compared] = {}
+"""By the hash of a folder and the size of the images, the comparisons of this process, see `load`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ class Converted:
         return self.whole
 
 
-def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
+def convert(model: Any, size: int | tuple[int, int] | None = None, compared: Compared | None = None) -> Converted:
     """Return a transformers model as the same network of timm. The outputs are compared on two random images.
 
     Of a model of images and texts it is the part for images. The weights are copied in their precision.
@@ -91,6 +103,7 @@ def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
         model: a model of one of the `CLASSES`, or a subclass.
         size: side or (height, width) of the images, if not that of the model's configuration. Position embeddings are
             then resampled as the model itself does it.
+        compared: the result of an earlier comparison of this model at this size, which is then not made again.
 
     Raises:
         UserError: the class is unknown, weights are missing, the model cannot have this size, or outputs differ.
@@ -114,8 +127,9 @@ def convert(model: Any, size: int | tuple[int, int] | None = None) -> Converted:
     like = next(model.parameters())
     vit = vit.to(like).train(model.training)
     vit.pretrained_cfg = {"architecture": name, **family.normalised}
-    output, fields, difference = _compare(model, vit, size, name, resampled=size != own)
-    return Converted(model, whole, vit, family, output, fields, difference)
+    if compared is None:
+        compared = _compare(model, vit, size, name, resampled=size != own)
+    return Converted(model, whole, vit, family, *compared)
 
 
 def family_of(model: Any) -> Family | None:
@@ -301,9 +315,7 @@ def _embeddings_of(model: Any) -> Any:
 
 
 @torch.no_grad()
-def _compare(
-    model: Any, vit: Any, size: tuple[int, int], name: str, *, resampled: bool
-) -> tuple[type[Any], tuple[str, ...], float]:
+def _compare(model: Any, vit: Any, size: tuple[int, int], name: str, *, resampled: bool) -> Compared:
     """Compare a transformers model and its timm network on two random images, in float64.
 
     In float64 rounding hides no difference, such as that of an epsilon, and causes none.
@@ -334,7 +346,7 @@ def _compare(
     if not all(bool(expected[field].isfinite().all()) for field in fields):
         raise UserError(f"{name} has outputs that are not finite numbers", next_step="check its weights")
     differences = {field: difference(actual[field], expected[field]) for field in fields}
-    return type(expected), fields, _largest(differences, name)
+    return Compared(type(expected), fields, _largest(differences, name))
 
 
 def _call_options(model: Any, resampled: bool) -> dict[str, bool]:
@@ -492,13 +504,17 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
     """Return the model in a folder of transformers as the same network of timm, checked; see `convert`.
 
     Half precision becomes float32. Without a size, images have that of the folder's image processor, else of its
-    configuration.
+    configuration. A run loads a model for each of its cells. The outputs, which take most of the time, are compared
+    once in a process. The conversion itself is made anew: it draws random numbers, on which a random head depends.
 
     Raises:
         UserError: transformers is not installed, the model is not supported, or its weights are missing or damaged.
     """
     cfg = published(folder)
-    converted = convert(read(folder), cfg.input_size[1:] if size is None else size)
+    size = pair(cfg.input_size[1:] if size is None else size)
+    case = fingerprint(folder), size
+    converted = convert(read(folder), size, _compared.get(case))
+    _compared[case] = Compared(converted.output, converted.fields, converted.difference)
     converted.vit.pretrained_cfg = cfg.to_dict()
     return converted
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import unicodedata
 from operator import not_
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ MOST_AUTHORS, MOST_BYTES = 50, 100_000
 LONGEST = {"authors": 100, "affiliation": 200, "licence": 60, "note": 500}
 """Most characters of each text; of each name for authors."""
 LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+()-]*")
+MOST_MARKS = 4
+"""Most marks on one letter. No writing needs more, and many of them would cover the lines around the letter."""
+FILLERS = str.maketrans("", "", "\u115f\u1160")
+"""Letters of Korean that show nothing; other fillers are equal to them in the form NFKC."""
 
 
 class About(Value):
@@ -48,8 +53,8 @@ class About(Value):
         if len(names) > MOST_AUTHORS:
             raise UserError("authors", got=f"{len(names)} names", allowed=f"at most {MOST_AUTHORS}")
         names = tuple(text_of("authors", name) for name in names)
-        if not all(names):
-            raise UserError("authors", got="an empty name", allowed="names of persons or groups")
+        if not all(map(key_of, names)):
+            raise UserError("authors", got="a name without letters", allowed="names of persons or groups")
         return names
 
     @field_validator("affiliation", "note")
@@ -86,7 +91,24 @@ def text_of(name: str, text: str) -> str:
         raise UserError(name, got=f"{len(text)} characters", allowed=f"at most {most}")
     if not text.isprintable():
         raise UserError(name, got=f"'{plain(text, 80)}'", allowed="one line of printable characters")
+    if _most_marks(text) > MOST_MARKS:
+        raise UserError(name, got=f"a letter with {_most_marks(text)} marks", allowed=f"at most {MOST_MARKS}")
     return text
+
+
+def _most_marks(text: str) -> int:
+    """Return the largest number of marks that stand on one letter."""
+    most = n = 0
+    for letter in text:
+        n = n + 1 if unicodedata.combining(letter) else 0
+        most = max(most, n)
+    return most
+
+
+def key_of(name: str) -> str:
+    """Return the letters and digits of a name, without case: names with equal ones are taken for the same name."""
+    letters = unicodedata.normalize("NFKC", name.casefold()).translate(FILLERS)
+    return "".join(filter(str.isalnum, letters))
 
 
 def about_of(values: dict[str, Any], source: str) -> About:
@@ -106,6 +128,8 @@ def about_of(values: dict[str, Any], source: str) -> About:
         raise UserError(source, got=f"the field '{plain(unknown[0], 60)}'", allowed=list(About.model_fields))
     try:
         return About.model_validate(values)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
     except ValidationError as error:
         raise UserError(source, got=reason_of(error), allowed="texts, and a list of texts for authors") from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 import numpy as np
 
@@ -45,14 +45,19 @@ def draw(records: Sequence[Record], strategy: str, number: int | None, seed: int
     Each of the two groups alternates between tasks. The draw depends only on cell ids and on a seed that the submission
     cannot know, not on other content of the records.
     """
+    in_random_order = sorted(records, key=lambda record: seeds.seed_of("replay", str(seed), record.cell_id))
+    submitted: dict[str, list[Record]] = defaultdict(list)
+    others: dict[str, list[Record]] = defaultdict(list)
+    for record in in_random_order:
+        by_task = submitted if record.cell.strategy.name == strategy else others
+        by_task[record.cell.task.name].append(record)
+    return _in_turn([_in_turn(submitted.values()), _in_turn(others.values())])[:number]
 
-    def in_turn(groups: Iterable[Iterable[Record]]) -> Iterator[Record]:
-        return filter(None, chain.from_iterable(zip_longest(*groups)))
 
-    by_task = {True: defaultdict[str, list[Record]](list), False: defaultdict[str, list[Record]](list)}
-    for record in sorted(records, key=lambda record: seeds.seed_of("replay", str(seed), record.cell_id)):
-        by_task[record.cell.strategy.name == strategy][record.cell.task.name].append(record)
-    return list(in_turn(in_turn(tasks.values()) for tasks in by_task.values()))[:number]
+def _in_turn(groups: Iterable[Sequence[Record]]) -> list[Record]:
+    """Return the first record of each group, then the second of each that has one, and so on."""
+    rounds = zip_longest(*groups)
+    return [record for one_of_each in rounds for record in one_of_each if record is not None]
 
 
 Pair = tuple[Record, Record]

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from sparsebench.errors import UserError, few, plain
@@ -321,6 +321,12 @@ def _locate(cells: Sequence[Cell], source: _Source) -> Located:
                     got=", ".join(others) or "no such file or folder",
                     next_step=f"give the file or folder of the run with --{key.replace('_', '-')}",
                 )
+        classes = cell.task.params.get("classes")
+        if cell.task.name == Folder.name and classes and classes not in located.places:
+            raise UserError(
+                f"cell {cell.id} cannot be replayed: its classes are those of a file, and a replay takes no such file",
+                next_step="verify the submission without --replay",
+            )
     return located
 
 
@@ -331,15 +337,23 @@ def _job(cell: Cell, record: Record, source: _Source) -> Job:
     code has the revision in the record. The same holds for a task or a model in its file.
     """
     name = cell.strategy.name
-    published, origin = source.manifest.strategy, source.manifest.plugin
-    job = partial(Job, cell=cell, label=name, after=cell.init.id if cell.init else "")
-    files = () if source.plugin is None else (str(source.plugin.resolve()),)
-    code = f"{origin.plugin} {origin.revision}", name
-    if name == published and (source.plugin is not None or name not in source.registry.entries):
-        return job(origin=origin, kind=record.kind, files=files, code=code)
-    entry = source.registry.strategy(name)
-    plugins = {"files": files, "code": code} if is_own(cell, origin) else plugins_of(cell, source.registry)
-    return job(origin=entry.origin, kind=entry.cls.kind, **plugins)
+    origin = source.manifest.plugin
+    is_shipped = source.plugin is None and name in source.registry.entries
+    if name == source.manifest.strategy and not is_shipped:
+        of_strategy = {"origin": origin, "kind": record.kind}
+        is_in_file = True
+    else:
+        entry = source.registry.strategy(name)
+        of_strategy = {"origin": entry.origin, "kind": entry.cls.kind}
+        is_in_file = is_own(cell, origin)
+
+    plugins: dict[str, tuple[str, ...]]
+    if is_in_file:
+        files = () if source.plugin is None else (str(source.plugin.resolve()),)
+        plugins = {"files": files, "code": (f"{origin.plugin} {origin.revision}", name)}
+    else:
+        plugins = plugins_of(cell, source.registry)
+    return Job(cell=cell, label=name, after=cell.init.id if cell.init else "", **of_strategy, **plugins)
 
 
 def _starts(command: Sequence[str]) -> bool:

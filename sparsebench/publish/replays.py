@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from sparsebench import __version__, files
 from sparsebench.errors import UserError, few, plain, reason_of
-from sparsebench.publish.about import text_of
+from sparsebench.publish.about import key_of, text_of
 from sparsebench.publish.agreement import compare, draw
 from sparsebench.publish.submission import Manifest, Verdict, differences, read_records
 from sparsebench.records import manifests
@@ -54,7 +54,7 @@ class Replay(Value):
     @field_validator("by")
     @classmethod
     def _by(cls, name: str) -> str:
-        return text_of("authors", name)
+        return _name_of(name)
 
     @classmethod
     def of(
@@ -91,9 +91,7 @@ def write(folder: Path, replay: Replay) -> Path:
 
 def check_name(name: str, manifest: Manifest) -> str:
     """Return the name of who replays. Raise UserError if it is not plain text, or an author of the submission."""
-    name = text_of("authors", name)
-    if not name:
-        raise UserError("--by", got="an empty name", allowed="the name of a person or group")
+    name = _name_of(name)
     if _is_author(name, manifest):
         raise UserError(
             "an author's own replay is not kept", got=f"--by '{name}'", next_step="leave --by out, or let others replay"
@@ -101,8 +99,16 @@ def check_name(name: str, manifest: Manifest) -> str:
     return name
 
 
+def _name_of(text: str) -> str:
+    """Return a name without space around it. Raise UserError if it is not plain text, or has no letter."""
+    name = text_of("authors", text)
+    if not key_of(name):
+        raise UserError("who replays", got="a name without letters", allowed="the name of a person or group")
+    return name
+
+
 def _is_author(name: str, manifest: Manifest) -> bool:
-    return name.casefold() in {author.casefold() for author in manifest.about.authors}
+    return key_of(name) in map(key_of, manifest.about.authors)
 
 
 def settle(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
@@ -127,7 +133,8 @@ def settle(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
                 verdict.unfit.append(f"{place}: {few(wrong, 1)}")
                 continue
             verdict.replays.append(f"{replay.by}, {replay.date}")
-            drawn = "all cells" if replay.number is None else f"{len(replay.cells)} cells"
+            count = len(replay.cells)
+            drawn = "all cells" if replay.number is None else f"{count} cell{'s' if count > 1 else ''}"
             verdict.notes.append(
                 f"replayed by {replay.by} on {replay.date}: {drawn}, with --replay-seed {replay.seed}, "
                 f"sparsebench {replay.sparsebench}"

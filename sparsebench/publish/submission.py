@@ -43,7 +43,7 @@ from sparsebench.plan.coverage import missing_cells
 from sparsebench.plan.suite import load, names
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish.about import About
+from sparsebench.publish.about import About, key_of
 from sparsebench.records import manifests, store, table
 from sparsebench.records.manifests import MANIFEST, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Cell, Origin, Part, Record, Value, canonical, digest, numbers_of
@@ -451,6 +451,7 @@ def check_replaced(place: Path, version: str, about: About) -> None:
             "there is no submission to replace",
             got=f"'{plain(version, 100)}'",
             allowed=few(versions, 5) or f"none, as {place} has no submission",
+            next_step="pull the newest commit of the repository into this clone",
         )
     earlier = manifest_of(place / version).about
     if not share_author(earlier, about):
@@ -462,8 +463,8 @@ def check_replaced(place: Path, version: str, about: About) -> None:
 
 
 def share_author(first: About, second: About) -> bool:
-    """Return whether two submissions have an author in common, by name without case."""
-    names = [{name.casefold() for name in about.authors} for about in (first, second)]
+    """Return whether two submissions have an author in common, by the letters of the names."""
+    names = [set(map(key_of, about.authors)) for about in (first, second)]
     return bool(names[0] & names[1])
 
 

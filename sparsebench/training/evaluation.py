@@ -401,11 +401,20 @@ class StandIn:
 
 
 class _Spy(TokenView):
-    """A view that records which fields are read, and their values at that time."""
+    """A view that records which fields are read, and their values at that time.
+
+    A strategy that calls `rows` or `pairs` has not read `index`, which these methods read.
+    """
 
     def __init__(self, view: TokenView, read: set[str]):
         shown = {"index": view.index.clone(), "sizes": view.sizes.clone()}
-        self.__dict__.update(view.__dict__, _read=read, _shown=shown)
+        self.__dict__.update(view.__dict__, _view=view, _read=read, _shown=shown)
+
+    def rows(self, values: Tensor) -> Tensor:
+        return self._view.rows(values)
+
+    def pairs(self, graph: Tensor) -> Tensor:
+        return self._view.pairs(graph)
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_"):
@@ -435,6 +444,12 @@ class Watched(StandIn):
         super().__init__(strategy)
         self.read: set[str] = set()
         self.changed: set[str] = set()
+
+    def start(self, view: TokenView) -> None:
+        """Let the strategy build what it reads later."""
+        spy = _Spy(view, self.read)
+        self.strategy.start(spy)
+        self.changed |= spy._changed()
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return the plan of the strategy."""

@@ -68,8 +68,8 @@ def opened(tabs: list[Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
         "request": lambda request: _is_own(request.url, path) or wrong.append(f"request: {request.url}"),
     }
 
-    def open_(board: Board, state: str = "", viewport: Any = WIDE, color_scheme: str = "light") -> Any:
-        path.write_bytes(render(board))
+    def open_(board: Board, state: str = "", viewport: Any = WIDE, color_scheme: str = "light", title: str = "") -> Any:
+        path.write_bytes(render(board, title=title))
         shown = next(free)
         shown.set_viewport_size(viewport)
         shown.emulate_media(color_scheme=color_scheme)

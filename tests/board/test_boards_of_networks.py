@@ -226,3 +226,37 @@ def test_copies_of_one_network_make_nothing_surer_or_less_sure() -> None:
     )
     dense, mine = build(once)
     assert (dense["rank"], mine["rank"]) == ("1", "2") and mine["versus_dense"] == "worse"
+
+
+def against(first: Path, other: Path) -> list[dict[str, str]]:
+    result = CliRunner().invoke(main, ["leaderboard", str(first), "--against", str(other), "--format", "csv"])
+    assert result.exit_code == 0, result.output
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+def with_file_called(out: Path, dest: Path, before: str, after: str) -> Path:
+    """Return a copy of a folder of records in which a file of weights has another name."""
+    shutil.copytree(out, dest)
+    ((name, text),) = [(name, text) for name, text in store.sidecars(out, "files").items() if f'"{before}"' in text]
+    (dest / "files").mkdir(exist_ok=True)
+    (dest / name).write_text(text.replace(f'"{before}"', f'"{after}"'), encoding="utf-8")
+    return dest
+
+
+def test_networks_of_two_boards_are_the_same_by_their_weights(files: Path, tmp_path: Path) -> None:
+    """Names of files decide nothing: not equal ones of two networks, nor two of one network."""
+    strategies = ("attn_topk", "feature_norm", "random_inside", "tome", "value_norm")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pictures").symlink_to(files / "pictures")
+    shutil.copy(files / "two.safetensors", tmp_path / "other" / "one.safetensors")
+    one, other = tmp_path / "first", tmp_path / "second"
+    run(files, one, "one", strategies, macs=[0.6], seeds=1)
+    run(tmp_path / "other", other, "one", strategies, macs=[0.6], seeds=1)
+    for folder in (one, other):
+        assert {named(folder, record) for record in records(folder)} == {"one.safetensors"}
+
+    renamed = with_file_called(one, tmp_path / "renamed", "one.safetensors", "best.safetensors")
+    assert against(one, renamed) == against(one, one)
+    assert {(float(row["spearman_low"]), float(row["spearman_high"])) for row in against(one, one)} == {(1, 1)}
+    apart = with_file_called(other, tmp_path / "apart", "one.safetensors", "two.safetensors")
+    assert against(one, other) == against(one, apart)

@@ -204,6 +204,21 @@ def test_other_boards_have_no_sentence_about_random_tokens() -> None:
     assert sentences_of(judge([row for row in [*BASE, *MIXED] if row["strategy"] != "random_inside"])) == []
 
 
+def test_the_most_accurate_is_compared_with_the_better_random_tokens() -> None:
+    """At each budget they are those at the input or those inside the network, whichever are more accurate."""
+    at_input = at_budgets("random", [0.5, 0.65, 0.3])
+    judged = judge([*BASE, *MIXED, *at_input])
+    (ranking,) = judged.rankings
+    accuracies = {(row["strategy"], row["budget"]): row["accuracy"] for row in dicts(ranking.rows)}
+    rows = [row for row in views.best(ranking).rows if row["best"] == "mine"]
+    better = ("random_inside", "random", "random_inside")
+    for row, budget, name in zip(rows, ("macs 0.8", "macs 0.6", "macs 0.4"), better, strict=True):
+        assert row["random"] == pytest.approx(accuracies[name, budget])
+        gain = accuracies["mine", budget] - accuracies[name, budget]
+        assert row["random_delta"] == pytest.approx(gain)
+        assert row["random_delta_low"] < gain < row["random_delta_high"]
+
+
 def test_a_budget_that_the_only_strategy_exceeds_is_no_comparison() -> None:
     costly = at_budgets("mine", [0.85, 0.8, 0.7])
     for row in costly:

@@ -47,6 +47,25 @@ def agreement(first: Leaderboard, other: Leaderboard) -> list[dict[str, str]]:
 
 RISING = np.linspace(0.3, 0.9, 8)
 SWAPPED = RISING[[1, 0, 3, 2, 5, 4, 7, 6]]
+CLOSE = np.linspace(0.5, 0.52, 8)
+"""Rates whose order depends on the networks that are drawn."""
+
+
+def named(names: str, contents: str, arch: str = "a", **more: str) -> Leaderboard:
+    """Return a board of three networks with the names and contents of files."""
+    setting = json.dumps([{"name": "task", "params": {}}, {"name": "timm", "params": {"arch": arch, **more}}])
+    networks = [{"network": name, "weights": content} for name, content in zip(names, contents, strict=True)]
+    return judge([flat | networks[flat["repetition"]] for flat in records({0.5: CLOSE}, setting=setting)])
+
+
+def test_networks_are_drawn_once_for_both_boards_if_their_weights_are_the_same() -> None:
+    """Files may have any names and any order; a network is drawn with itself."""
+    first = named("abc", "123")
+    same, apart = agreement(first, named("abc", "123")), agreement(first, named("def", "456"))
+    assert same != apart
+    assert agreement(first, named("cab", "123")) == agreement(first, named("zyx", "123", precision="bfloat16")) == same
+    assert agreement(first, named("abc", "456")) == agreement(first, named("abc", "124")) == apart
+    assert agreement(first, named("abc", "123", arch="b")) == apart
 
 
 def test_budgets_are_compared_with_the_nearest_of_the_other_board() -> None:

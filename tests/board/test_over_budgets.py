@@ -74,6 +74,15 @@ def test_a_row_a_strategy_dense_first_and_oracles_last(world: Leaderboard) -> No
     assert list(board.rows["rank"]) == ["not ranked", "1", "2", "3", "not ranked"]
 
 
+@pytest.mark.parametrize(
+    ("budgets", "middle"), [((0.7, 0.3), 0.3), ((0.6, 0.4), 0.4), ((0.85, 0.7, 0.3, 0.15), 0.3), ((0.6, 0.3), 0.6)]
+)
+def test_the_smaller_of_two_middle_budgets_is_the_middle(budgets: tuple[float, ...], middle: float) -> None:
+    good, poor = dict.fromkeys(budgets, 0.89), dict.fromkeys(budgets, 0.7)
+    world = [*records("dense", {1.0: 0.9}, how="-"), *records("good", good), *records("poor", poor)]
+    assert over(judge(world)).middle == middle
+
+
 def test_a_strategy_that_spends_more_than_its_budget_is_not_the_best_at_it() -> None:
     costly = {0.7: (0.95, 0.71), 0.5: (0.95, 0.8), 0.3: (0.95, 0.6)}
     rates, spent = ({asked: pair[i] for asked, pair in costly.items()} for i in (0, 1))

@@ -230,6 +230,31 @@ def test_what_the_table_shows_is_copied(opened: Open) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == board.bibtex[0]
 
 
+SIGNS = "![a](https://b.example/c.png) **d** _e_ &lt;f&gt; <https://g.example>|h;=1+1 -2+3 www.i.example"
+"""Signs of Markdown, and a formula for spreadsheets that divide cells at semicolons."""
+
+
+def test_hostile_texts_are_copied_as_texts(opened: Open) -> None:
+    board = single()
+    board.by_task.rankings[0].every.loc[2, "strategy"] = SIGNS
+    board.by_task.rankings[0].every.loc[2, "checks"] = "+1+1"
+    page = opened(board, "#q=c.png")
+
+    def copy(form: str) -> str:
+        page.get_by_role("button", name=form).click()
+        until(page, lambda: page.locator("#copied").inner_text() == f"Copied as {form}.")
+        return page.evaluate("navigator.clipboard.readText()")
+
+    text = copy("CSV")
+    for divider in ",;":
+        cells = [cell for line in csv.reader(io.StringIO(text), delimiter=divider) for cell in line]
+        assert not any(cell.lstrip().startswith(("=", "+1+1")) for cell in cells)
+
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    shown = reader.render(copy("Markdown"))
+    assert f"<td>{html.escape(SIGNS)}</td>" in re.sub(' style="[^"]*"', "", shown)
+
+
 def test_of_a_long_table_the_first_rows_are_made_until_all_are_asked_for(opened: Open) -> None:
     page = opened(board_of([row(f"s{k}", k / 1000) for k in range(1000)]))
     assert strategies(page)[0] == "s999" and len(strategies(page)) < 1000
@@ -288,7 +313,7 @@ def test_axe_finds_nothing_serious(opened: Open, make: Callable[[], Board], opti
 def test_hostile_texts_are_texts_and_leave_the_page_as_wide_as_it_is(opened: Open, options: dict[str, Any]) -> None:
     rows = [row(name, 0.9 - k / 20, budget=name, checks=name) for k, name in enumerate(HOSTILE)]
     about = {"notes": HOSTILE, "suites": HOSTILE, "bibtex": HOSTILE, "environments": {"a": {x: x for x in HOSTILE}}}
-    page = opened(board_of(rows, **about), **options)
+    page = opened(board_of(rows, **about), title="W" * 300, **options)
     assert [name[:5].strip() for name in strategies(page)] == [name[:5].strip() for name in HOSTILE]
     assert page.locator("main script, main img[onerror], main a").count() == 0
     curves = opened(over_budgets(*HOSTILE), **options)

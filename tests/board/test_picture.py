@@ -271,11 +271,26 @@ def test_a_page_has_a_title_and_a_link(few: Path, tmp_path: Path) -> None:
         assert code == 2 and "--link" in output and not (tmp_path / "no.html").exists()
 
 
+def test_a_page_that_knows_its_address_has_a_picture_for_previews(few: Path, tmp_path: Path) -> None:
+    file, url = tmp_path / "my board.html", "https://boards.example/of/us/"
+    code, output = call(few, "--format", "html", "-o", file, "--url", url)
+    page = file.read_text(encoding="utf-8")
+    assert code == 0, output
+    assert f'<meta property="og:url" content="{url}">' in page
+    assert f'<meta property="og:image" content="{url}my%20board.png">' in page
+    assert (tmp_path / "my board.png").read_bytes().startswith(b"\x89PNG")
+    for address in ("javascript:alert(1)", "/of/us", 'https://a.example/"x'):
+        code, output = call(few, "--format", "html", "-o", tmp_path / "no.html", "--url", address)
+        assert code == 2 and "--url" in output and not list(tmp_path.glob("no.*"))
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--title", "x"], "--picture"),
         (["--link", "https://a.example"], "html"),
+        (["--url", "https://a.example"], "html"),
+        (["--url", "https://a.example", "--format", "html"], "-o FILE.html"),
         (["--picture", "board.jpg"], "board.jpg"),
         (["--picture", "board.png", "--strategies", "tomee"], "did you mean 'tome'"),
         (["--width", "one"], "--picture"),

@@ -1,9 +1,11 @@
 """Tables of boards: in each format, in the width of a terminal, and as a DataFrame."""
 
 import csv
+import html
 import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from sparsebench.board import columns
 from sparsebench.board.columns import Column, frame, keys_of
 from sparsebench.board.tables import FORMATS, Choice, Report, Table, fit
 from sparsebench.board.tables import render as write
+from sparsebench.board.views import PAIRS
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 
@@ -94,6 +97,22 @@ def test_a_bar_in_a_label_does_not_break_a_markdown_table() -> None:
     assert line.replace("\\|", "").count("|") == 4  # three columns have values
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![a](https://b.example/c.png) [a][b] [a]: https://b.example",
+        "**all** ~~none~~ *one* _one_ __two__ a_b",
+        "&lt;b&gt; &#105;&#x69; a&b; AT&T",
+        "<https://b.example> <b>x</b> </td>",
+        "`code` \\| $x$ \\input{/etc/hostname}",
+    ],
+)
+def test_markdown_shows_a_text_as_it_is(text: str) -> None:
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    shown = reader.render(render([row(strategy=text, kind="deployable", budget="macs 0.5")], "md"))
+    assert f"<td>{html.escape(text)}</td>" in re.sub(' style="[^"]*"', "", shown)
+
+
 def test_json_is_strict_and_has_every_column() -> None:
     def refuse(word: str) -> None:
         raise AssertionError(word)
@@ -163,6 +182,15 @@ def test_the_longest_texts_end_where_there_is_no_room() -> None:
     assert rows[0]["strategy"].endswith("a\u2026") and len(rows[0]["strategy"]) == 60 - 6 - 10 - 2 * 2
     assert [column.key for column in columns] == ["rank", "strategy", "accuracy"]
     assert fit([LINE | {"strategy": "a" * 90}], NARROW, 1)[0][0]["strategy"] == "a" * 11 + "\u2026"
+
+
+def test_many_authors_leave_room_for_other_columns() -> None:
+    shown = (*NARROW[:2], Column("badge", "badge", "text", ""), Column("authors", "by", "text", ""), *NARROW[2:])
+    line = LINE | {"badge": "replayed", "authors": "Ada Example of a Long Name, Bo Other and 3 more"}
+    rows, columns = fit([line], shown, 6 + 10 + 8 + 24 + 8 + 10 + 6 + 6 * 2)
+    keys = [column.key for column in columns]
+    assert keys == ["rank", "strategy", "badge", "authors", "device", "accuracy", "last"]
+    assert rows[0]["authors"].startswith("Ada Example")
 
 
 @pytest.mark.parametrize(("rows", "pages"), [(45, [45]), (46, [45, 1])])
@@ -242,6 +270,23 @@ def test_entries_of_one_strategy_in_latex_have_the_parameters_in_which_they_diff
     assert "m(a=1) &" in text and "m(a=4) &" in text and "other(a=1) &" in text
     assert text.count("b=(2,3)") == 1 and text.count("c=x") == 1
     assert names[0] in write(table, "csv")
+
+
+@pytest.mark.parametrize("form", ["latex", "table"])
+def test_both_strategies_of_a_pair_have_names_that_mean_one_of_them(form: str) -> None:
+    """A strategy of one column may have its other entries in the other column."""
+    more = "schedule=published,merge=mean"
+    pairs = [("m", f"m({more},a=1)"), (f"m({more},a=2)", "m"), (f"n(b=1,{more})", f"n(b=2,{more})")]
+    rows = [{"strategy": one, "other": other, "told": "yes", "difference": 0.1} for one, other in pairs]
+    text = write(Table(rows, [column for column in PAIRS if column.key in rows[0]]), form, Choice(width=45))
+    lines = [re.split(r" & |  +", line) for line in text.splitlines() if "yes" in line]
+    short = {}
+    for names, (one, other, *_) in zip(pairs, lines, strict=True):
+        short |= {names[0]: one, names[1]: other}
+    assert len(set(short.values())) == 5
+    assert [line[:2] for line in lines] == [[short[one], short[other]] for one, other in pairs]
+    if form == "latex":
+        assert lines[2][:2] == ["n(b=1)", "n(b=2)"]
 
 
 def test_a_range_of_ranks_is_no_date_for_a_spreadsheet() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from commands import call
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from samples import SAMPLES
 from transformers_kinds import WIDE, folder_of, model_of, transformers
 
@@ -89,6 +91,31 @@ def test_a_run_tests_the_network_and_names_it_by_its_content(place, tmp_path):
             with torch.no_grad():
                 right += int(model(pixel_values=((pixels - mean) / std)[None]).logits.argmax()) == number
     assert dense.metrics["accuracy"].value == pytest.approx(right / (PICTURES * len(CLASSES)))
+
+
+def test_a_run_compares_a_model_once_and_a_changed_one_again(place, tmp_path):
+    """Outputs of the model itself are computed for its comparison alone; all cells run timm's network."""
+    called = []
+
+    def count(module, inputs, outputs):
+        if type(module).__name__ == "ViTForImageClassification":
+            called.append(module)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        for number in (1, 2):
+            folder = Path(shutil.copytree(place / "vit", tmp_path / f"vit {number}"))
+            weights = load_file(folder / "model.safetensors")
+            weights["classifier.bias"] += number
+            save_file(weights, folder / "model.safetensors", {"format": "pt"})
+            options = [*pictures(place), "--plugin", "tome", "--macs", "0.8,0.6", "--jobs", 0, "--device", "cpu"]
+            out = tmp_path / f"out {number}"
+            done = call("run", "--suite", "folder", "--model", f"hf:{folder}", *options, "--out", out)
+            assert done.exit_code == 0, done.output
+            assert sum(record.status == "ok" for record in store.read(out).values()) > 4
+            assert len(called) == number
+    finally:
+        handle.remove()
 
 
 @pytest.mark.parametrize(("model", "size"), [("vit", []), ("vit", ["--image-size", 48]), ("dino", [])])

@@ -225,6 +225,18 @@ def test_class_attention_ahead_of_mergers_is_explained_where_few_tokens_are_rele
     assert "relevant" in explanations[0] and explanations[1] == "not explained"
 
 
+def test_an_explanation_holds_at_the_budgets_at_which_it_was_measured(tmp_path: Path) -> None:
+    rates = {0.7: 0.8, 0.5: 0.8, 0.3: 0.8}
+    dense = strategy("dense", {1.0: 0.9}, selection_precision=0.1)
+    board = [*dense, *strategy("tome", {budget: 0.6 for budget in rates}), *strategy("evit", rates)]
+    tables = [vote(f"at-{budget}", "tome", "evit", budget) for budget in rates]
+    tables.append(table("loss", "accuracy", [("tome", 2.0, 65.0), ("evit", 2.5, 65.0)]))
+    found = {row["order"]: row for row in said(tmp_path / "a.toml", tables, board)}
+    assert {row["said"] for row in found.values()} == {"opposite"}
+    explained = [name for name, row in found.items() if row["explanation"] != "not explained"]
+    assert explained == ["at-0.5"]
+
+
 def test_the_command_takes_folders_of_boards() -> None:
     folder = str(Path(__file__).resolve().parents[2] / "leaderboard" / "quick")
     result = run(folder, "--format", "json")

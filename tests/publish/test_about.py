@@ -64,6 +64,9 @@ WRONG: dict[str, list[str]] = {
     "an empty name": ["--author", "  "],
     "a line break": ["--note", "a\nb"],
     "an escape code": ["--affiliation", "\x1b[2J"],
+    "a character without width": ["--author", "Ada\u200bExample"],
+    "a name that nobody sees": ["--author", "\u3164\u2800"],
+    "marks that cover other lines": ["--note", "Z" + "\u0335\u0322\u033d" * 9],
     "a mark that turns the writing": ["--author", "a\u202eb"],
     "markup as licence": ["--licence", "<b>MIT</b>"],
     "a submission that is not there": ["--replaces", "tiny-3-0"],
@@ -83,6 +86,8 @@ FILES = {
     "no TOML": "authors = [",
     "a field that does not exist": 'autor = "A"',
     "a number": "note = 3",
+    "a text of two lines": 'note = """a\nb"""',
+    "a line break as an escape": 'authors = ["A\\u2028B"]',
     "a table of authors": 'authors = [{name = "A"}]',
 }
 

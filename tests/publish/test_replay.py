@@ -178,6 +178,18 @@ def test_a_replay_names_the_files_that_it_needs(own: Path, given: list[str], sai
     assert result.stdout == "" and "Traceback" not in result.stderr
 
 
+def test_cells_with_a_file_of_classes_are_not_said_to_disagree(own: Path, tmp_path: Path) -> None:
+    """A replay has no such file, which is no fault of the submission."""
+    (tmp_path / "classes.txt").write_text("b\na\n")
+    asked: dict[str, Any] = {"suite": "folder", "tasks": f"folder:classes={tmp_path / 'classes.txt'}"}
+    asked |= {"images": f"folder:{own / 'pictures'}", "model": "timm:test_vit", "weights": own / "mine.safetensors"}
+    api.run(str(PLUGIN), **asked, seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
+    folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
+    result = call(folder, "--replay", 1, "--yes", *files(own, "images", "mine"))
+    assert result.exit_code == 2 and result.stdout == "", result.output
+    assert re.search(r"cell \w{16} cannot be replayed: .*classes.* a file.*", result.stderr)
+
+
 @pytest.mark.slow
 def test_a_board_of_ones_own_weights_is_replayed(own: Path) -> None:
     result = call(own / "to", "--replay", 2, "--yes", *files(own, "images", "mine"))

@@ -181,6 +181,75 @@ def test_a_broken_rule_is_named_by_its_check(name):
     assert failed(report_of(broken, name)) == {name}
 
 
+class Carries(FarFromMean):
+    """Scores a token by what was computed for its patch before the first block."""
+
+    site: ClassVar[str] = "block"
+
+    def start(self, view):
+        view.memory["far"] = FarFromMean.scores(self, view)
+
+    def scores(self, view):
+        return view.rows(view.memory["far"])
+
+
+class CarriesPairs(Carries):
+    """Scores a token by its similarity to all others before the first block."""
+
+    def start(self, view):
+        view.memory["similar"] = view.tokens @ view.tokens.mT
+
+    def scores(self, view):
+        return view.pairs(view.memory["similar"]).sum(dim=2)
+
+
+class AlternatesPatches(FarFromMean):
+    """Prefers patches at even places, which it finds without their numbers."""
+
+    site: ClassVar[str] = "block"
+
+    def start(self, view):
+        B, N = view.tokens.shape[:2]
+        view.memory["odd"] = torch.arange(N).expand(B, -1) % 2
+
+    def scores(self, view):
+        return -100.0 * view.rows(view.memory["odd"])
+
+
+class AlternatesColumns(AlternatesPatches):
+    """Prefers patches in even columns of the grid, which it reads before the first block only."""
+
+    def start(self, view):
+        B, N = view.tokens.shape[:2]
+        view.memory["odd"] = torch.arange(N).expand(B, -1) % view.grid[1] % 2
+
+
+class Declared(FarFromMean):
+    """Prefers patches at even places, and declares that it does."""
+
+    expected_failures: ClassVar = {"order_of_tokens_does_not_matter": "it prefers even places"}
+
+    def scores(self, view):
+        return -100.0 * (view.index % 2)
+
+
+class ReadsTheSize(FarFromMean):
+    """Reads no more of the numbers of patches than how many there are."""
+
+    def scores(self, view):
+        return FarFromMean.scores(self, view) * view.index.shape[1]
+
+
+@pytest.mark.parametrize(("strategy", "status", "says"), [
+    (Carries(), "passed", ""), (CarriesPairs(), "passed", ""), (ReadsTheSize(), "passed", ""),
+    (AlternatesPatches(), "failed", "logits differ"), (AlternatesColumns(), "unsupported", "view.grid"),
+    (Declared(), "expected", "it prefers even places"),
+])  # fmt: skip
+def test_another_order_is_tested_unless_positions_were_read_and_mattered(strategy, status, says):
+    (outcome,) = report_of(strategy, "order_of_tokens_does_not_matter").outcomes
+    assert outcome.status == status and says in outcome.message
+
+
 @pytest.mark.parametrize(
     ("fit", "fails", "says"),
     [

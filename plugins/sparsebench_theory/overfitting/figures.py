@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
+from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
 from sparsebench.plan.jobs import Job
 from sparsebench.stats.intervals import Interval
 from sparsebench_theory.models import TwoLayer
@@ -143,11 +143,19 @@ def figure_1(trials: Sequence[Trial]) -> Result:
     """The test loss at the first low training loss, over SNR and N."""
     boundary = Boundary(trials)
     losses = {key: [loss_of(t) for t in group] for key, group in group_by(trials, lambda t: (t.n, t.task.snr)).items()}
-    rows = [
-        {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(group), "fitted": int(np.isfinite(group).sum()),
-         "test loss": mean([v for v in group if np.isfinite(v)])[0]}
-        for (n, snr), group in losses.items()
-    ]  # fmt: skip
+    rows = []
+    for (n, snr), group in losses.items():
+        fitted = [loss for loss in group if np.isfinite(loss)]
+        rows.append(
+            {
+                "N": n,
+                "SNR": snr,
+                "N SNR^2": n * snr**2,
+                "trials": len(group),
+                "fitted": len(fitted),
+                "test loss": mean(fitted)[0],
+            }
+        )
     threshold = trials[0].task.threshold
     panels: list[Panel] = [
         partial(_map, trials=trials, boundary=boundary, cut=None),
@@ -161,30 +169,46 @@ def figure_1(trials: Sequence[Trial]) -> Result:
 
 def _sides_and_curve(trials: Sequence[Trial], boundary: Boundary, threshold: float) -> list[Verdict]:
     """Return the verdicts on the losses on both sides of the paper's curve, and on the position of the curve."""
-    verdicts = []
-    for name, here, benign in (
-        (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
-        (f"benign: loss < {threshold:g} where N SNR^2 >= {BENIGN}", lambda c: c >= BENIGN, True),
-    ):
-        losses = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and is_fitted(t)]
-        right = float(np.mean([(loss < threshold) == benign for loss in losses])) if losses else float("nan")
-        text = f"{right:.1%} of {len(losses)} trials" if losses else "no trial there fits its training data"
-        verdicts.append(verdict("side", text, judge([right >= 0.8, right >= 0.95], [right < 0.8]), claim=name))
+    fitted = [t for t in trials if is_fitted(t)]
+    harmful = [loss_of(t) >= threshold for t in fitted if t.n * t.task.snr**2 <= HARMFUL]
+    benign = [loss_of(t) < threshold for t in fitted if t.n * t.task.snr**2 >= BENIGN]
+    return [
+        _side(f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", harmful),
+        _side(f"benign: loss < {threshold:g} where N SNR^2 >= {BENIGN}", benign),
+        _slope(boundary),
+        _constant(boundary),
+    ]
+
+
+def _side(claim: str, as_claimed: Sequence[bool]) -> Verdict:
+    """Return the verdict on a side of the curve; `as_claimed` says of each trial there whether its loss is so."""
+    share = float(np.mean(as_claimed)) if as_claimed else float("nan")
+    measured = "no trial there fits its training data"
+    if as_claimed:
+        measured = f"{share:.1%} of {len(as_claimed)} trials"
+    return verdict("side", measured, judge([share >= 0.8, share >= 0.95], [share < 0.8]), claim=claim)
+
+
+def _slope(boundary: Boundary) -> Verdict:
     slope, low, high = boundary.slope()
     near = abs(slope + 2) <= 0.4
     touches = low is not None and high is not None and low <= -1.6 and high >= -2.4
-    word = judge([near or touches, near], [not near and not touches and not np.isnan(slope)])
-    verdicts.append(verdict("slope", f"slope {interval(slope, low, high)}", word))
+    against = not near and not touches and not np.isnan(slope)
+    return verdict("slope", f"slope {interval(slope, low, high)}", judge([near or touches, near], [against]))
+
+
+def _constant(boundary: Boundary) -> Verdict:
     value, low, high = boundary.constant
     below, beyond, number = boundary.ends
-    far = abs(np.log(value / PUBLISHED))
-    verdicts.append(verdict(
-        "constant",
+    distance = abs(np.log(value / PUBLISHED))
+    within_two = distance <= np.log(2)
+    close = 0.6 <= value / PUBLISHED <= 1.4
+    measured = (
         f"{interval(value, low, high)}; of {number} crossings {below} at the smallest SNR or below, {beyond} beyond "
-        "the largest", judge([far <= np.log(2), 0.6 <= value / PUBLISHED <= 1.4], [far > np.log(2)]),
-        published=str(PUBLISHED),
-    ))  # fmt: skip
-    return verdicts
+        "the largest"
+    )
+    word = judge([within_two, close], [distance > np.log(2)])
+    return verdict("constant", measured, word, published=str(PUBLISHED))
 
 
 def _crossing_rows(**boundaries: Boundary) -> list[dict[str, Any]]:
@@ -198,29 +222,40 @@ def _crossing_rows(**boundaries: Boundary) -> list[dict[str, Any]]:
 
 def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | None) -> None:
     """Draw the map with a row for each run, as in the paper: losses, or with `cut` whether they are above it."""
-    snr, sizes = boundary.snr, sorted({t.n for t in trials})
+    snr = boundary.snr
+    sizes = sorted({t.n for t in trials})
     runs = sorted({t.repetition for t in trials})
     values = np.full((len(sizes) * len(runs), len(snr)), np.nan)
     for t in trials:
-        values[sizes.index(t.n) * len(runs) + runs.index(t.repetition), np.searchsorted(snr, t.task.snr)] = loss_of(t)
+        row = sizes.index(t.n) * len(runs) + runs.index(t.repetition)
+        values[row, np.searchsorted(snr, t.task.snr)] = loss_of(t)
+    name = "test loss"
     if cut is not None:
+        name = f"test loss >= {cut:g}"
         values = np.where(np.isfinite(values), values >= cut, np.nan)
+
     axis.set_facecolor(NOTHING)  # trials that never fitted
-    middles = (snr[1:] + snr[:-1]) / 2
-    first, last = (middles[0], middles[-1]) if len(middles) else (1.1 * snr[0], 0.9 * snr[0])
-    edges = np.concatenate([[2 * snr[0] - first], middles, [2 * snr[-1] - last]])
+    edges = _edges(snr)
     rows = np.arange(len(values) + 1) / len(runs)
     drawn = axis.pcolormesh(edges, rows, values, cmap="viridis", vmin=0, rasterized=True)
     axis.figure.colorbar(drawn, ax=axis)
-    axis.set_yticks(np.arange(len(sizes)) + 0.5, [str(n) for n in sizes])
-    fine = np.linspace(sizes[0], sizes[-1], 200)
-    place = np.interp(fine, sizes, np.arange(len(sizes)) + 0.5)
-    axis.plot(
-        np.clip((PUBLISHED / fine) ** 0.5, edges[0], edges[-1]), place, color=COLOURS[3], label="N SNR$^2$ = 1000"
-    )
-    name = "test loss" if cut is None else f"test loss >= {cut:g}"
+    middles = np.arange(len(sizes)) + 0.5
+    axis.set_yticks(middles, [str(n) for n in sizes])
+
+    # The paper's curve. The vertical axis is linear in N between the middles of two rows.
+    n = np.linspace(sizes[0], sizes[-1], 200)
+    curve = np.clip((PUBLISHED / n) ** 0.5, edges[0], edges[-1])
+    axis.plot(curve, np.interp(n, sizes, middles), color=COLOURS[3], label="N SNR$^2$ = 1000")
     axis.set(title=name, xlabel="SNR", ylabel="training samples N, a row a run", xlim=(edges[0], edges[-1]))
     axis.legend(loc="upper right")
+
+
+def _edges(snr: np.ndarray) -> np.ndarray:
+    """Return the edges of the map's columns: half-way between two SNR, and as far beyond the first and the last."""
+    if len(snr) == 1:
+        return np.array([0.9 * snr[0], 1.1 * snr[0]])
+    middles = (snr[1:] + snr[:-1]) / 2
+    return np.concatenate([[2 * snr[0] - middles[0]], middles, [2 * snr[-1] - middles[-1]]])
 
 
 def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
@@ -272,10 +307,9 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
     for _, lines in PANELS:
         for name in lines:
             steps, values = series_of(trials, name)
-            rows += [
-                {"quantity": name, "step": int(step), "mean": column.mean(), "std": column.std(ddof=len(column) > 1)}
-                for step, column in zip(steps, values.T, strict=True)
-            ]
+            for step, column in zip(steps, values.T, strict=True):
+                spread = column.std(ddof=1 if len(column) > 1 else 0)
+                rows.append({"quantity": name, "step": int(step), "mean": column.mean(), "std": spread})
     panels: list[Panel] = [partial(_draw, trials=trials, lines=lines, title=title) for title, lines in PANELS]
     c = trials[0].n * task.snr**2
     title = f"Figure {figure}: {kind} overfitting, N SNR$^2$ = {c:.3g} (bands: one standard deviation)"
@@ -291,38 +325,59 @@ def _draw(axis: Any, trials: Sequence[Trial], lines: Mapping[str, str], title: s
 
 
 def _change_and_end(trials: Sequence[Trial], name: str) -> tuple[Interval, Interval]:
+    """Return the mean change of a quantity, and its mean at the end, with their intervals."""
     _, values = series_of(trials, name)
-    return (mean(values[:, -1] - values[:, 0]), mean(values[:, -1])) if values.size else (mean([]), mean([]))
+    if not values.size:
+        return mean([]), mean([])
+    return mean(values[:, -1] - values[:, 0]), mean(values[:, -1])
 
 
 def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
     """Return the verdicts on the directions of change that the paper states."""
-    benign = figure == "3"
-    more, less = ("attention_on_relevant", "attention_on_noise")[:: 1 if benign else -1]
-    names = {"attention_on_relevant": "the signal", "attention_on_noise": "the strong noise"}
-    (up, _), (down, _) = (_change_and_end(trials, name) for name in (more, less))
+    if figure == "3":
+        more, less = "the signal", "the strong noise"
+    else:
+        more, less = "the strong noise", "the signal"
+    attention = _attention(trials, more, less)
+    return [
+        verdict("attention", *attention, figure=figure, more=more, less=less),
+        verdict("value", *_value(trials, more), figure=figure, more=more),
+        _losses(figure, trials),
+    ]
+
+
+def _attention(trials: Sequence[Trial], more: str, less: str) -> tuple[str, Word]:
+    """Return the changes of the attention on two kinds of tokens, and whether it moves from one to the other."""
+    names = {"the signal": "attention_on_relevant", "the strong noise": "attention_on_noise"}
+    up, _ = _change_and_end(trials, names[more])
+    down, _ = _change_and_end(trials, names[less])
+    word = judge([ends(up)[0] > 0, ends(down)[1] < 0], [ends(up)[1] < 0 or ends(down)[0] > 0])
+    return f"{interval(*up)} and {interval(*down)}", word
+
+
+def _value(trials: Sequence[Trial], more: str) -> tuple[str, Word]:
+    """Return how much larger the value of a kind of tokens is at the end, and whether it is larger."""
     _, signal = series_of(trials, "value_of_signal")
     _, noise = series_of(trials, "value_of_noise")
-    lead = mean((signal - noise)[:, -1] * (1 if benign else -1)) if signal.size else mean([])
-    (_, test), (_, train) = (_change_and_end(trials, name) for name in ("test_loss", "train_loss_then"))
-    start = float(np.log(2))
-    stays = "falls below 0.2" if benign else "stays at log 2 or above"
-    tests = [test[0] < 0.2] if benign else [test[0] >= 0.95 * start]
-    return [
-        verdict(
-            "attention", f"{interval(*up)} and {interval(*down)}",
-            judge([ends(up)[0] > 0, ends(down)[1] < 0], [ends(up)[1] < 0 or ends(down)[0] > 0]), figure=figure,
-            more=names[more], less=names[less],
-        ),
-        verdict(
-            "value", f"{interval(*lead)} larger at the end", judge([ends(lead)[0] > 0], [ends(lead)[1] < 0]),
-            figure=figure, more=names[more],
-        ),
-        verdict(
-            "losses", f"training {interval(*train)}, test {interval(*test)}",
-            judge([train[0] < 0.05, *tests], [train[0] >= 0.05 and not all(tests)]), figure=figure, stays=stays,
-        ),
-    ]  # fmt: skip
+    lead = mean([])
+    if signal.size:
+        sign = 1 if more == "the signal" else -1
+        lead = mean(sign * (signal - noise)[:, -1])
+    return f"{interval(*lead)} larger at the end", judge([ends(lead)[0] > 0], [ends(lead)[1] < 0])
+
+
+def _losses(figure: str, trials: Sequence[Trial]) -> Verdict:
+    """Return the verdict on the losses at the end."""
+    _, test = _change_and_end(trials, "test_loss")
+    _, train = _change_and_end(trials, "train_loss_then")
+    if figure == "3":
+        stays = "falls below 0.2"
+        as_claimed = test[0] < 0.2
+    else:
+        stays = "stays at log 2 or above"
+        as_claimed = test[0] >= 0.95 * float(np.log(2))
+    word = judge([train[0] < 0.05, as_claimed], [train[0] >= 0.05 and not as_claimed])
+    return verdict("losses", f"training {interval(*train)}, test {interval(*test)}", word, figure=figure, stays=stays)
 
 
 def strategies(trials: Sequence[Trial]) -> Result:
@@ -335,15 +390,21 @@ def strategies(trials: Sequence[Trial]) -> Result:
     for name, boundary in boundaries.items():
         shift, runs = boundary.shift(dense)
         below, beyond, number = boundary.ends
-        rows.append({
-            "strategy": name, **columns(boundary.constant, "N SNR^2"),
-            **columns(shift, "over dense", "over dense low", "over dense high"), "runs": runs, "crossings": number,
-            "below the map": below, "beyond the map": beyond,
+        row = {
+            "strategy": name,
+            **columns(boundary.constant, "N SNR^2"),
+            **columns(shift, "over dense", "over dense low", "over dense high"),
+            "runs": runs,
+            "crossings": number,
+            "below the map": below,
+            "beyond the map": beyond,
             "reached": bool(boundary.reached_sizes) or not dense.reached_sizes,
-            "trials": len(boundary.trials), "fitted": sum(map(is_fitted, boundary.trials)),
-        })  # fmt: skip
+            "trials": len(boundary.trials),
+            "fitted": sum(map(is_fitted, boundary.trials)),
+        }
+        rows.append(row)
         if name != "dense":
-            verdicts.append(_moves(rows[-1]))
+            verdicts.append(_moves(row))
     panels: list[Panel] = [partial(_crossings, boundaries=boundaries), partial(_shifts, rows=rows)]
     tables = {"strategies": rows, "strategies-boundary": _crossing_rows(**boundaries)}
     return Result("Where benign overfitting begins as tokens are removed", tables, panels, verdicts)
@@ -353,13 +414,13 @@ def _moves(row: Mapping[str, Any]) -> Verdict:
     name, low, high = row["strategy"], row["over dense low"], row["over dense high"]
     claim = "removing noise tokens" if name.startswith("oracle") else "removing tokens"
     nowhere = row["crossings"] > 0 and not row["reached"]
-    return verdict(
-        "moves",
+    measured = (
         f"N SNR^2 over dense's: {interval(row['over dense'], low, high)} in {row['runs']} runs; of {row['crossings']} "
         f"crossings {row['below the map']} below the map, {row['beyond the map']} beyond it; {row['fitted']} of "
-        f"{row['trials']} trials fitted their training data",
-        judge([(high or np.inf) < 1], [(low or 0) > 1 or nowhere]), claim=claim, name=name,
-    )  # fmt: skip
+        f"{row['trials']} trials fitted their training data"
+    )
+    word = judge([(high or np.inf) < 1], [(low or 0) > 1 or nowhere])
+    return verdict("moves", measured, word, claim=claim, name=name)
 
 
 def _shifts(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -46,6 +46,16 @@ def choose(training: Training, visit: int, queries_and_keys: tuple[Tensor, Tenso
         return network.choose(acting, X, network.fields(X.to(network.W_Q.dtype), queries_and_keys))
 
 
+def _tokens_of(training: Training) -> Tensor:
+    """Return the tokens (n, L, d) that a training stores: the kept ones if the selection does not change, else all."""
+    X = training.samples.inputs
+    if chooses_once(training.actor, training.recipe):
+        index = choose(training, 0)
+        if index is not None:
+            X = gather(X, index)
+    return X.to(cast(TwoLayerViT, training.network).W_Q.dtype)
+
+
 class Span:
     """The state of T trainings of the same shape: Q, K (T, n, L, d_h) and u (T, n, L).
 
@@ -54,23 +64,29 @@ class Span:
 
     @torch.no_grad()
     def __init__(self, trainings: Sequence[Training]):
-        self.networks = W = [cast(TwoLayerViT, training.network) for training in trainings]
-        self.lr, self.stop = trainings[0].recipe.lr, trainings[0].recipe.stop_below
-        tokens = []
-        for training in trainings:
-            X = training.samples.inputs
-            index = choose(training, 0) if chooses_once(training.actor, training.recipe) else None
-            tokens.append((X if index is None else gather(X, index)).to(W[0].W_Q.dtype))
+        recipe = trainings[0].recipe
+        self.networks = [cast(TwoLayerViT, training.network) for training in trainings]
+        self.lr, self.stop = recipe.lr, recipe.stop_below
+        tokens = [_tokens_of(training) for training in trainings]
         self.X = torch.stack(tokens).flatten(1, 2)  # (T, P, d)
-        self.T, self.n, self.L = len(trainings), *tokens[0].shape[:2]
+        self.T = len(trainings)
+        self.n, self.L = tokens[0].shape[:2]
         self.G = self.X @ self.X.mT
-        self.first = [[p.detach().clone() for p in (net.W_Q, net.W_K, net.W_V)] for net in W]
-        self.w_O = torch.stack([net.w_O for net in W])
-        Q, K = (torch.stack([x @ first[k] for x, first in zip(self.X, self.first, strict=True)]) for k in (0, 1))
-        u = torch.stack([x @ (first[2] @ w) for x, first, w in zip(self.X, self.first, self.w_O, strict=True)])
-        self.Q, self.K, self.u = Q, K, u
-        self.A, self.B, self.g = torch.zeros_like(Q), torch.zeros_like(K), torch.zeros_like(u)
-        self.y = torch.stack([2 * training.samples.labels - 1 for training in trainings]).to(Q.dtype)
+        self.first = [
+            (network.W_Q.detach().clone(), network.W_K.detach().clone(), network.W_V.detach().clone())
+            for network in self.networks
+        ]
+        self.w_O = torch.stack([network.w_O for network in self.networks])
+
+        queries, keys, values = [], [], []
+        for x, (W_Q, W_K, W_V), w_O in zip(self.X, self.first, self.w_O, strict=True):
+            queries.append(x @ W_Q)
+            keys.append(x @ W_K)
+            values.append(x @ (W_V @ w_O))
+        self.Q, self.K, self.u = torch.stack(queries), torch.stack(keys), torch.stack(values)
+        self.A, self.B, self.g = torch.zeros_like(self.Q), torch.zeros_like(self.K), torch.zeros_like(self.u)
+        labels = [2 * training.samples.labels - 1 for training in trainings]
+        self.y = torch.stack(labels).to(self.Q.dtype)
 
     @torch.no_grad()
     def step(self, active: Tensor, index: Tensor | None) -> Tensor:
@@ -80,26 +96,37 @@ class Span:
             active: numbers of the k active trainings.
             index: (k, n, |S|) the tokens that are kept in this step, if the selection changes.
         """
-        whole = len(active) == self.T
-        Q, K, u, G, y = (x if whole else x[active] for x in (self.Q, self.K, self.u, self.G, self.y))
-        k = len(active)
-        q, key, v = Q.view(k, self.n, self.L, -1), K.view(k, self.n, self.L, -1), u.view(k, self.n, self.L)
+        # Indexing copies, which is not needed while all trainings are active.
+        part: Tensor | slice = slice(None) if len(active) == self.T else active
+        Q, K, u, G, y = self.Q[part], self.K[part], self.u[part], self.G[part], self.y[part]
+
+        shape = len(active), self.n, self.L
+        q, key, value = Q.view(*shape, -1), K.view(*shape, -1), u.view(shape)
         if index is not None:
-            q, key = (x.gather(2, index[..., None].expand(*index.shape, x.shape[3])) for x in (q, key))
-            v = v.gather(2, index)
+            rows = index[..., None].expand(*index.shape, q.shape[3])
+            q, key, value = q.gather(2, rows), key.gather(2, rows), value.gather(2, index)
+
+        # The outputs, and the gradients by outputs and scores, in the terms of the docstring of this module.
         S = torch.softmax(q @ key.mT, dim=3)
         a = S.mean(dim=2)
-        margin = y * (a * v).sum(dim=2)
+        margin = y * (a * value).sum(dim=2)
         c = (-y * torch.sigmoid(-margin) / self.n)[..., None]
-        mixed = (S @ v[..., None]).squeeze(3)
-        score = (c / v.shape[2])[..., None] * S * (v[:, :, None, :] - mixed[..., None])
-        moves = [self._whole(x, index) for x in (score @ key, score.mT @ q, c * a)]
-        lift = (self.w_O[active] ** 2).sum(dim=1)[:, None]
-        dQ, dK, dg = (x.flatten(1, 2) for x in moves)
-        for state, gradient in ((self.A, dQ), (self.B, dK), (self.g, dg)):
-            state[active] -= self.lr * gradient
-        self.Q[active], self.K[active] = Q - self.lr * (G @ dQ), K - self.lr * (G @ dK)
-        self.u[active] = u - self.lr * lift * (G @ dg[..., None]).squeeze(2)
+        attended = (S @ value[..., None]).squeeze(3)
+        d_score = (c / value.shape[2])[..., None] * S * (value[:, :, None, :] - attended[..., None])
+
+        # The changes of A, B and g: the factors of X^T in dW_Q, dW_K and dv.
+        dA = self._whole(d_score @ key, index).flatten(1, 2)
+        dB = self._whole(d_score.mT @ q, index).flatten(1, 2)
+        dg = self._whole(c * a, index).flatten(1, 2)
+        self.A[active] -= self.lr * dA
+        self.B[active] -= self.lr * dB
+        self.g[active] -= self.lr * dg
+
+        # The same step of queries, keys and values. W_V changes along w_O, so that v changes by |w_O|^2.
+        w_O_squared = (self.w_O[active] ** 2).sum(dim=1)[:, None]
+        self.Q[active] = Q - self.lr * (G @ dA)
+        self.K[active] = K - self.lr * (G @ dB)
+        self.u[active] = u - self.lr * w_O_squared * (G @ dg[..., None]).squeeze(2)
         return torch.nn.functional.softplus(-margin).sum(dim=1)
 
     def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
+from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, Word, interval, judge
 from sparsebench.stats.intervals import bootstrap_means
 from sparsebench_theory.models import PRUNED
 from sparsebench_theory.panels import PUBLISHED, band, draw_dashed, legend, verdicts_of
@@ -43,11 +43,17 @@ def figure_2(trials: Sequence[Trial]) -> Result:
         name = "half of the tokens irrelevant" if printed else "a fixed alpha_#"
         groups = group_by(group, lambda t: t.task.realised_shares())
         steps = {shares: np.array(values_of(ts, "iterations")) for shares, ts in groups.items()}
-        rows += [
-            {"setting": name, "alpha_*": shares[0], "alpha_#": shares[1], "trials": len(ts),
-             "reached": len(steps[shares]), **columns(mean(steps[shares]), "steps")}
-            for shares, ts in groups.items()
-        ]  # fmt: skip
+        for shares, ts in groups.items():
+            rows.append(
+                {
+                    "setting": name,
+                    "alpha_*": shares[0],
+                    "alpha_#": shares[1],
+                    "trials": len(ts),
+                    "reached": len(steps[shares]),
+                    **columns(mean(steps[shares]), "steps"),
+                }
+            )
         panels.append(partial(_draw_steps, steps=steps, trial=group[0], title=name))
         verdicts.append(_in_line(name, steps, len(group)))
     return Result("Figure 2: steps needed against the share of relevant tokens", {"fig2": rows}, panels, verdicts)
@@ -55,29 +61,36 @@ def figure_2(trials: Sequence[Trial]) -> Result:
 
 def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verdict:
     """Return the verdict on the steps of the trials that reached the threshold, by alpha_*."""
-    a, confusing = np.array([s[0] for s in steps]), np.array([s[1] for s in steps])
+    a = np.array([shares[0] for shares in steps])
+    confusing = np.array([shares[1] for shares in steps])
+    numbers = [len(values) for values in steps.values()]
     means = np.array([mean(values)[0] for values in steps.values()])
     resamples = np.array([bootstrap_means(values, stream) for stream, values in enumerate(steps.values())])
-    fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resamples, [*map(len, steps.values())])
-    reached = sum(map(len, steps.values()))
+    fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resamples, numbers)
+    reached = sum(numbers)
     reached_text = (
         f"{reached} of {trials} trials got below the threshold, at {np.isfinite(means).sum()} of {len(a)} alpha_*"
     )
     if not fits:
         return verdict("steps", reached_text, "undecided", name=name)
+
     inverse = next(fit for fit in fits if fit.name == "1/alpha_*")
-    word = judge([inverse.rises, inverse.rises and inverse.r2 >= 0.95], [inverse.flat and reached == trials])
-    return verdict(
-        "steps", f"R2 {inverse.r2:.3f}, {np.nanmax(means):.0f} to {np.nanmin(means):.0f} steps; best: "
-        f"{fits[0].name}; {reached_text}", word if inverse.points >= ENOUGH else "undecided",
-        "; ".join(fit.text for fit in fits), name=name,
-    )  # fmt: skip
+    word: Word = "undecided"
+    if inverse.points >= ENOUGH:
+        against = inverse.flat and reached == trials
+        word = judge([inverse.rises, inverse.rises and inverse.r2 >= 0.95], [against])
+    measured = (
+        f"R2 {inverse.r2:.3f}, {np.nanmax(means):.0f} to {np.nanmin(means):.0f} steps; best: {fits[0].name}; "
+        f"{reached_text}"
+    )
+    return verdict("steps", measured, word, "; ".join(fit.text for fit in fits), name=name)
 
 
 def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], trial: Trial, title: str) -> None:
     reached = {shares[0]: values for shares, values in steps.items() if len(values)}
     if reached:
-        a, means = np.array(list(reached)), np.array([values.mean() for values in reached.values()])
+        a = np.array(list(reached))
+        means = np.array([values.mean() for values in reached.values()])
         spread = [values.std(ddof=1) if len(values) > 1 else 0.0 for values in reached.values()]
         label = "mean, one standard deviation"
         axis.errorbar(1 / a, means, yerr=spread, fmt="o", color=COLOURS[0], capsize=3, label=label)
@@ -133,25 +146,36 @@ def _curve_rows(curves: tuple[np.ndarray, np.ndarray], **labels: Any) -> list[di
 
 
 def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> list[Verdict]:
+    """Return the verdicts on whether the attention on relevant tokens rises, and whether it tends to 1."""
     _, values = curves
-    is_figure_4 = figure == "4"
-    start, end, change = mean(values[:, 0]), mean(values[:, -1]), mean(values[:, -1] - values[:, 0])
-    rises, still = (change[1] or 0) > 0, change[2] is not None and change[2] < LITTLE
-    steady = bool(len(values)) and bool((np.diff(values.mean(axis=0)) >= -1e-3).all())
-    parts = [steady, 0.54 <= start[0] <= 0.58, end[0] >= 0.8] if is_figure_4 else [steady]
-    also = ", begins at 0.54 to 0.58 and ends at 0.80 or more" if is_figure_4 else ""
-    low, high = (end[1] or 0.0, 1.0 if end[2] is None else end[2])
-    text = f"{interval(*start)} to {interval(*end)}; change {interval(*change)}" if len(values) else "no trial trained"
+    start, end = mean(values[:, 0]), mean(values[:, -1])
+    change = mean(values[:, -1] - values[:, 0])
+    rises = (change[1] or 0) > 0
+    stays = change[2] is not None and change[2] < LITTLE
+    steady = len(values) > 0 and bool((np.diff(values.mean(axis=0)) >= -1e-3).all())
+    low = end[1] or 0.0
+    high = 1.0 if end[2] is None else end[2]
+
+    if figure == "4":
+        as_published = [0.54 <= start[0] <= 0.58, end[0] >= 0.8]
+        also, rise, limit = (
+            ", begins at 0.54 to 0.58 and ends at 0.80 or more",
+            "0.540 to 0.907",
+            "0.907 after 100 steps",
+        )
+    else:
+        as_published = []
+        also, rise, limit = "", UNKNOWN, UNKNOWN
+    concentrates = judge([rises, *(rises and part for part in (steady, *as_published))], [stays])
+    tends_to_1 = judge([low >= 0.9, low >= 0.95], [high < 0.9])
+    measured = "no trial trained"
+    if len(values):
+        measured = f"{interval(*start)} to {interval(*end)}; change {interval(*change)}"
+    about = {"figure": figure, "name": name}
     return [
-        verdict(
-            "concentrates", text, judge([rises, *(rises and part for part in parts)], [still]), figure=figure,
-            name=name, published="0.540 to 0.907" if is_figure_4 else UNKNOWN, also=also,
-        ),
-        verdict(
-            "tends_to_1", interval(*end), judge([low >= 0.9, low >= 0.95], [high < 0.9]), figure=figure, name=name,
-            published="0.907 after 100 steps" if is_figure_4 else UNKNOWN,
-        ),
-    ]  # fmt: skip
+        verdict("concentrates", measured, concentrates, published=rise, also=also, **about),
+        verdict("tends_to_1", interval(*end), tends_to_1, published=limit, **about),
+    ]
 
 
 def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Trial, published_too: bool) -> None:
@@ -171,24 +195,31 @@ def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Tri
 def rank(trials: Sequence[Trial]) -> Result:
     """Singular values of the updates of W_Q, W_K and W_V by training."""
     good = [t for t in trials if not t.diverged]
-    rows, verdicts, panels = [], [], list[Panel]()
+    panels: list[Panel] = []
+    rows, verdicts = [], []
     for name, label in MATRICES.items():
         values = np.array([t.curves[f"trained_singular_{name}"] for t in good])
-        values = values / values[:, :1] if len(values) else values
-        rows += [
-            {"matrix": name, "number": i + 1, "over the largest": v.mean(), "std": v.std(ddof=len(v) > 1)}
-            for i, v in enumerate(values.T)
-        ]
+        if len(values):
+            values = values / values[:, :1]
+        for number, column in enumerate(values.T, 1):
+            spread = column.std(ddof=1 if len(column) > 1 else 0)
+            rows.append({"matrix": name, "number": number, "over the largest": column.mean(), "std": spread})
         panels.append(partial(_draw_rank, values=values, title=f"update of {label}"))
-        share = (values[:, :2] ** 2).sum(axis=1) / (values**2).sum(axis=1) if len(values) else np.array([])
-        drop = mean(values[:, 2] / values[:, 1] if len(values) else [])
-        two = mean(share)
-        holds = ends(two)[0] >= MOST
-        text = f"two hold {interval(*two)} of its square; the third over the second {interval(*drop)}"
-        word = judge([holds, holds and ends(drop)[1] <= DROP], [ends(two)[1] < MOST])
-        verdicts.append(verdict("rank", text, word, name=name))
+        verdicts.append(_is_rank_2(name, values))
     title = "Singular values of the updates, over the largest (bands: one standard deviation)"
     return Result(title, {"rank": rows}, panels, verdicts)
+
+
+def _is_rank_2(name: str, values: np.ndarray) -> Verdict:
+    """Return the verdict on an update with the singular values (trials, numbers), over the largest."""
+    share, drop = mean([]), mean([])
+    if len(values):
+        share = mean((values[:, :2] ** 2).sum(axis=1) / (values**2).sum(axis=1))
+        drop = mean(values[:, 2] / values[:, 1])
+    two_hold = ends(share)[0] >= MOST
+    measured = f"two hold {interval(*share)} of its square; the third over the second {interval(*drop)}"
+    word = judge([two_hold, two_hold and ends(drop)[1] <= DROP], [ends(share)[1] < MOST])
+    return verdict("rank", measured, word, name=name)
 
 
 def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
@@ -201,34 +232,45 @@ def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
 
 def neurons(trials: Sequence[Trial]) -> Result:
     """Test loss without the neurons with the shortest rows of W_O, or with the longest."""
-    rows, verdicts, panels = [], [], list[Panel]()
+    panels: list[Panel] = []
+    rows, verdicts = [], []
     for M, group in group_by(trials, lambda t: t.task.patterns).items():
-        good = [t for t in group if not t.diverged]
-        losses = {
-            kind: np.array([t.curves[f"trained_loss_without_{kind}"] for t in good]).reshape(-1, len(PRUNED))
-            for kind in ("short", "long")
-        }
+        losses = {kind: _losses_without(group, kind) for kind in ("short", "long")}
         for kind, values in losses.items():
-            rows += [
-                {"M": M, "removed": f"{kind}est", "share": share, **columns(mean(column), "test loss"),
-                 "trials": len(column)}
-                for share, column in zip(PRUNED, values.T, strict=True)
-            ]  # fmt: skip
+            for share, column in zip(PRUNED, values.T, strict=True):
+                row = {"M": M, "removed": f"{kind}est", "share": share, **columns(mean(column), "test loss")}
+                rows.append(row | {"trials": len(column)})
         panels.append(partial(_draw_neurons, losses=losses, M=M))
-        short, long = losses["short"], losses["long"]
-        shares = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
-        change, rise = mean(short[:, shares] - short[:, 0]), mean(long[:, 5] - long[:, 0])
-        low, high = ends(change)
-        text = f"change of the test loss {interval(*change)}"
-        word = judge([low >= -NONE and high <= NONE], [low > NONE])
-        verdicts.append(verdict("short_rows", text, word, share=PRUNED[shares], M=M))
-        low, high = ends(rise)
-        steady = len(long) > 0 and bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
-        text = f"change of the test loss without half: {interval(*rise)}"
-        word = judge([low > 0, low > 0 and steady], [high <= 0])
-        verdicts.append(verdict("long_rows", text, word, M=M))
+        verdicts += [_without_short_rows(losses["short"], M), _without_long_rows(losses["long"], M)]
     title = "Test loss without some of the neurons (bands: one standard deviation)"
     return Result(title, {"neurons": rows}, panels, verdicts)
+
+
+def _losses_without(trials: Sequence[Trial], kind: str) -> np.ndarray:
+    """Return the test losses (trials, shares) without the shares PRUNED of the neurons with short or long rows."""
+    losses = [t.curves[f"trained_loss_without_{kind}"] for t in trials if not t.diverged]
+    return np.array(losses).reshape(-1, len(PRUNED))
+
+
+def _without_short_rows(losses: np.ndarray, M: int) -> Verdict:
+    """Return the verdict on whether the share 1 - 2 / M of the neurons can go; the next smaller one is measured."""
+    measured_share = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
+    change = mean(losses[:, measured_share] - losses[:, 0])
+    low, high = ends(change)
+    word = judge([low >= -NONE and high <= NONE], [low > NONE])
+    return verdict(
+        "short_rows", f"change of the test loss {interval(*change)}", word, share=PRUNED[measured_share], M=M
+    )
+
+
+def _without_long_rows(losses: np.ndarray, M: int) -> Verdict:
+    """Return the verdict on whether the loss rises without the half of the neurons that have the longest rows."""
+    half = PRUNED.index(0.5)
+    rise = mean(losses[:, half] - losses[:, 0])
+    low, high = ends(rise)
+    steady = len(losses) > 0 and bool((np.diff(losses.mean(axis=0)) >= -1e-3).all())
+    word = judge([low > 0, low > 0 and steady], [high <= 0])
+    return verdict("long_rows", f"change of the test loss without half: {interval(*rise)}", word, M=M)
 
 
 def _draw_neurons(axis: Any, losses: dict[str, np.ndarray], M: int) -> None:

@@ -39,6 +39,11 @@ verdict = verdicts_of(__package__, CLOSED=CLOSED, ENOUGH=ENOUGH, GAIN=GAIN)
 MEASURED = ("accuracy", "spurious_gap", "worst_group_accuracy", "average_train", "a_tsi_dense", "a_tsi", "m_tsi_dense",
             "m_tsi")  # fmt: skip
 """Metrics in the table of Figure 6c; token spuriosity without a strategy on the trained network, and as tested."""
+FIGURE_6C_PANELS = {
+    "accuracy": "accuracy, test groups of equal size",
+    "spurious_gap": "spurious gap",
+    "worst_group_accuracy": "worst-group accuracy",
+}
 RATE = 25e9
 """MACs per second of one core in training."""
 
@@ -81,27 +86,25 @@ def _subtitle(trials: Sequence[Trial]) -> str:
 
 def figure_6a(trials: Sequence[Trial]) -> Result:
     """Test accuracy against N and alpha_*."""
-    by_alpha = {a: group_by(group, lambda t: t.n) for a, group in _levels(trials).items()}
-    groups_by_name = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
-    if control := group_by(_at_random(trials), lambda t: t.n):
-        groups_by_name["as many at random"] = control
-    rows = [
-        {"tokens": name, "N": n, "trials": len(group), **_columns(group, "accuracy")}
-        for name, by_n in groups_by_name.items()
-        for n, group in by_n.items()
-    ]
+    by_alpha = {f"alpha_* {a:.2f}": group_by(group, lambda t: t.n) for a, group in _levels(trials).items()}
     by_n = {n: _levels(group) for n, group in group_by(trials, lambda t: t.n).items()}
+    groups_by_name = dict(by_alpha)
+    control = group_by(_at_random(trials), lambda t: t.n)
+    if control:
+        groups_by_name["as many at random"] = control
+
+    rows = []
+    for name, groups in groups_by_name.items():
+        for n, group in groups.items():
+            rows.append({"tokens": name, "N": n, "trials": len(group), **_columns(group, "accuracy")})
+    over_n = {name: _means(groups, "accuracy") for name, groups in groups_by_name.items()}
+    over_alpha = {f"N = {n:g}": _means(groups, "accuracy") for n, groups in by_n.items()}
     panels: list[Panel] = [
-        partial(_curves, curves={name: _means(group, "accuracy") for name, group in groups_by_name.items()},
-                x="training samples N", title="accuracy against N", log=True),
-        partial(_curves, curves={f"N = {n:g}": _means(group, "accuracy") for n, group in by_n.items()},
-                x="alpha_*", title="accuracy against alpha_*"),
-    ]  # fmt: skip
-    more = {
-        f"alpha_* {a:.2f}": differences(group[max(group)], group[min(group)], "accuracy")
-        for a, group in by_alpha.items()
-    }
-    less = {f"N {n:g}": differences(group[max(group)], group[min(group)], "accuracy") for n, group in by_n.items()}
+        partial(_curves, curves=over_n, x="training samples N", title="accuracy against N", log=True),
+        partial(_curves, curves=over_alpha, x="alpha_*", title="accuracy against alpha_*"),
+    ]
+    more = {name: _last_minus_first(groups) for name, groups in by_alpha.items()}
+    less = {f"N {n:g}": _last_minus_first(groups) for n, groups in by_n.items()}
     verdicts = [
         _each("6a", "accuracy rises with N at every alpha_*", "rises", more, "the largest N minus the smallest"),
         _each("6a", "accuracy rises with alpha_* at every N", "rises", less, "the largest alpha_* minus the smallest"),
@@ -110,15 +113,18 @@ def figure_6a(trials: Sequence[Trial]) -> Result:
     return Result(title, {"fig6a": rows}, panels, verdicts)
 
 
+def _last_minus_first(groups: Mapping[float, Sequence[Trial]]) -> list[float]:
+    """Return the paired differences of accuracy between the trials with the largest key and with the smallest."""
+    return differences(groups[max(groups)], groups[min(groups)], "accuracy")
+
+
 def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], difference: str) -> Verdict:
     """Judge the claim that a paired change is positive in each setting."""
     means = {name: mean(values) for name, values in changes.items()}
     text = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
-    return verdict(
-        "each", text, judge([(low or 0) > 0 for _, low, _ in means.values()],
-        [high is not None and high <= 0 for _, _, high in means.values()]), figure=figure, claim=claim, published=says,
-        what=difference,
-    )  # fmt: skip
+    rises = [(low or 0) > 0 for _, low, _ in means.values()]
+    falls = [high is not None and high <= 0 for _, _, high in means.values()]
+    return verdict("each", text, judge(rises, falls), figure=figure, claim=claim, published=says, what=difference)
 
 
 def _columns(trials: Sequence[Trial], metric: str) -> dict[str, float | None]:
@@ -210,32 +216,48 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
     controls = {start: _at_random(group) for start, group in by_start.items()}
     rows = [_row(start, a, group) for start, by_alpha in starts.items() for a, group in by_alpha.items()]
     rows += [_row(start, None, group) for start, group in controls.items() if group]
-    x = published.FIGURE_6C["alpha_*"]
-    published_curves = {
-        f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()
-    }
     panels: list[Panel] = [
-        partial(_curves, curves={start: _means(group, metric) for start, group in starts.items()}, x="alpha_*",
-                title=title, top=1, published_curves=published_curves if metric == "accuracy" else None)
-        for metric, title in (("accuracy", "accuracy, test groups of equal size"), ("spurious_gap", "spurious gap"),
-                              ("worst_group_accuracy", "worst-group accuracy"))
-    ]  # fmt: skip
-    verdicts = [verdict for start, by_alpha in starts.items() for verdict in _claims(start, by_alpha)]
-    chance = {
-        start: differences(starts[start][max(starts[start])], group, "accuracy")
-        for start, group in controls.items()
-        if group
-    }
-    if chance:
-        claim = "it is the background that must go: removing as many tokens at random does less"
-        verdicts.append(_each("6c", claim, "not in the paper", chance, "oracle minus random, as many tokens"))
-    if len(starts) > 1:
-        weak, *_, strong = starts.values()
-        better = {f"alpha_* {a:.2f}": differences(strong[a], weak[a], "accuracy") for a in weak if a in strong}
-        claim = "the better initial model is more accurate at every alpha_*"
-        verdicts.append(_each("6c", claim, ".874 to .996 against .838 to .985", better, "better minus weaker"))
+        partial(_draw_metric, starts=starts, metric=metric, title=title) for metric, title in FIGURE_6C_PANELS.items()
+    ]
+    verdicts = []
+    for start, by_alpha in starts.items():
+        verdicts += _claims(start, by_alpha)
+    verdicts += _against_random(starts, controls) + _better_start(list(starts.values()))
     title = f"Figure 6c: a background that goes with the label ({_subtitle(trials)}; 95 % intervals)"
     return Result(title, {"fig6c": rows}, panels, verdicts)
+
+
+def _draw_metric(axis: Any, starts: Mapping[str, ByAlpha], metric: str, title: str) -> None:
+    """Draw a metric over alpha_* for each initial model, with the published accuracies."""
+    published_curves = {}
+    if metric == "accuracy":
+        for name, accuracies in published.FIGURE_6C["accuracy"].items():
+            published_curves[f"published, {name}"] = dict(zip(published.FIGURE_6C["alpha_*"], accuracies, strict=True))
+    curves = {start: _means(by_alpha, metric) for start, by_alpha in starts.items()}
+    _curves(axis, curves, "alpha_*", title, top=1, published_curves=published_curves)
+
+
+def _against_random(starts: Mapping[str, ByAlpha], controls: Mapping[str, Sequence[Trial]]) -> list[Verdict]:
+    """Return the verdict on full removal against as many random tokens, if there are such trials."""
+    changes = {}
+    for start, control in controls.items():
+        if control:
+            oracle = starts[start][max(starts[start])]
+            changes[start] = differences(oracle, control, "accuracy")
+    if not changes:
+        return []
+    claim = "it is the background that must go: removing as many tokens at random does less"
+    return [_each("6c", claim, "not in the paper", changes, "oracle minus random, as many tokens")]
+
+
+def _better_start(by_start: Sequence[ByAlpha]) -> list[Verdict]:
+    """Return the verdict on the best initial model against the weakest, if there are several, in ascending order."""
+    if len(by_start) < 2:
+        return []
+    weak, strong = by_start[0], by_start[-1]
+    better = {f"alpha_* {a:.2f}": differences(strong[a], weak[a], "accuracy") for a in weak if a in strong}
+    claim = "the better initial model is more accurate at every alpha_*"
+    return [_each("6c", claim, ".874 to .996 against .838 to .985", better, "better minus weaker")]
 
 
 def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
@@ -256,30 +278,36 @@ def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
 
 def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     """Return the verdicts for one initial model."""
-    levels = sorted(by_alpha)
-    least, most = by_alpha[levels[0]], by_alpha[levels[-1]]
-    gain = mean(differences(most, least, "accuracy"))
-    before, after = (mean(values_of(level, "spurious_gap")) for level in (least, most))
-    published_text = "; ".join(
-        f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
-    )
-    low, high = ends(gain)
-    was_open, (least_after, most_after) = ends(before)[0] > CLOSED, ends(after)
     return [
-        verdict(
-            "background",
-            f"{interval(*mean(values_of(least, 'accuracy')))} to {interval(*mean(values_of(most, 'accuracy')))}; "
-            f"change {interval(*gain)}", judge([low > 0, low > 0 and gain[0] >= GAIN], [high <= 0]), start=start,
-            known=published_text,
-        ),
+        _background(start, by_alpha),
         _rises(start, by_alpha),
         _partial(start, by_alpha),
-        verdict(
-            "gap_closed", f"gap {interval(*after)}, with all of it {interval(*before)}",
-            judge([was_open and after[0] <= CLOSED, was_open and most_after <= CLOSED], [least_after > CLOSED]),
-            start=start,
-        ),
-    ]  # fmt: skip
+        _gap_closed(start, by_alpha),
+    ]
+
+
+def _background(start: str, by_alpha: ByAlpha) -> Verdict:
+    """Judge whether accuracy rises by GAIN if the whole background is removed."""
+    least, most = by_alpha[min(by_alpha)], by_alpha[max(by_alpha)]
+    gain = mean(differences(most, least, "accuracy"))
+    low, high = ends(gain)
+    before, after = mean(values_of(least, "accuracy")), mean(values_of(most, "accuracy"))
+    measured = f"{interval(*before)} to {interval(*after)}; change {interval(*gain)}"
+    known = "; ".join(
+        f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
+    )
+    word = judge([low > 0, low > 0 and gain[0] >= GAIN], [high <= 0])
+    return verdict("background", measured, word, start=start, known=known)
+
+
+def _gap_closed(start: str, by_alpha: ByAlpha) -> Verdict:
+    """Judge whether the gap is there with the whole background, and closes without it."""
+    before = mean(values_of(by_alpha[min(by_alpha)], "spurious_gap"))
+    after = mean(values_of(by_alpha[max(by_alpha)], "spurious_gap"))
+    low, high = ends(after)
+    was_open = ends(before)[0] > CLOSED
+    word = judge([was_open and after[0] <= CLOSED, was_open and high <= CLOSED], [low > CLOSED])
+    return verdict("gap_closed", f"gap {interval(*after)}, with all of it {interval(*before)}", word, start=start)
 
 
 def _rises(start: str, by_alpha: ByAlpha) -> Verdict:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
+from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, Word, interval, judge
 from sparsebench.stats.intervals import percentiles
 from sparsebench_theory.models import Shallow
 from sparsebench_theory.panels import draw_dashed, heat_map, legend, points, verdicts_of
@@ -126,22 +126,26 @@ def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[
         few = "fewer than three values of alpha_* with a finite N50"
         first = verdict("grows", few, "undecided", published=says, **about)
         return [first, verdict("linear", few, "undecided", form=form, **about)]
-    power, best = next(fit for fit in fits if fit.name == form), fits[0]
-    linear = power.r2 >= 0.95 and best.r2 - power.r2 <= 0.02
-    against = power.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
-    word_2 = judge([power.rises, power.rises and linear], [against]) if power.points >= ENOUGH else "undecided"
-    least = sum(grid.n50[0] == grid.ends[0] for grid in sweep.grids.values())
-    reached = f"{power.points} of {len(sweep.values)} alpha_* reach N50" + f", {least} at the smallest N" * (least > 0)
+    fit_of_form = next(fit for fit in fits if fit.name == form)
+    best = fits[0]
+    linear = fit_of_form.r2 >= 0.95 and best.r2 - fit_of_form.r2 <= 0.02
+    against = fit_of_form.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
+    linear_word: Word = "undecided"
+    if fit_of_form.points >= ENOUGH:
+        linear_word = judge([fit_of_form.rises, fit_of_form.rises and linear], [against])
+
+    reached = f"{fit_of_form.points} of {len(sweep.values)} alpha_* reach N50"
+    at_smallest = sum(grid.n50[0] == grid.ends[0] for grid in sweep.grids.values())
+    if at_smallest:
+        reached += f", {at_smallest} at the smallest N"
+    exponent = interval(fit_of_form.exponent, fit_of_form.low, fit_of_form.high)
+    grows = f"N50 ~ ({form})^{exponent}; {reached}"
+    r2 = f"R2 {fit_of_form.r2:.3f}; best: {best.name}; {reached}"
+    all_fits = "; ".join(fit.text for fit in fits)
     return [
-        verdict(
-            "grows", f"N50 ~ ({form})^{interval(power.exponent, power.low, power.high)}; {reached}",
-            judge([power.rises], [against]), published=says, **about,
-        ),
-        verdict(
-            "linear", f"R2 {power.r2:.3f}; best: {best.name}; {reached}", word_2, "; ".join(fit.text for fit in fits),
-            form=form, **about,
-        ),
-    ]  # fmt: skip
+        verdict("grows", grows, judge([fit_of_form.rises], [against]), published=says, **about),
+        verdict("linear", r2, linear_word, all_fits, form=form, **about),
+    ]
 
 
 def figure_1b(trials: Sequence[Trial]) -> Result:
@@ -184,22 +188,29 @@ def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict
 
 def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
     """Return the verdict on whether N50 rises with x, the keys of `grids`; N50 is clipped to the N of all grids."""
-    group = {value: grid for value, grid in grids.items() if len(grid.wins)}
-    if len(group) < 2:
-        return verdict(
-            "trend", "fewer than two values with an N50", "undecided", figure=figure, claim=claim, published=says
-        )
-    x = np.array(list(group))
-    first, last = group[x[0]], group[x[-1]]
-    bottom, top = max(grid.ends[0] for grid in group.values()), min(grid.ends[1] for grid in group.values())
-    resamples, repetitions = resamples_of(group.values())
-    values = np.clip([grid.n50[0] for grid in group.values()], bottom, top)
-    low, high = percentiles(slopes(x, np.log(np.clip(resamples, bottom, top))), min(repetitions))
-    slope = float(slopes(x, np.log(values)[:, None])[0])
-    ends = f"N50 {interval(*first.n50)} at {x[0]:g}, {interval(*last.n50)} at {x[-1]:g}; N {bottom:g} to {top:g}"
-    flat = high * (x[-1] - x[0]) < np.log(2) and all(grid.within(bottom, top) for grid in group.values())
-    described = f"slope of log N50 {interval(slope, low, high)}; {ends}"
-    return verdict("trend", described, judge([low > 0], [flat]), figure=figure, claim=claim, published=says)
+    about = {"figure": figure, "claim": claim, "published": says}
+    tried = {value: grid for value, grid in grids.items() if len(grid.wins)}
+    if len(tried) < 2:
+        return verdict("trend", "fewer than two values with an N50", "undecided", **about)
+    x = np.array(list(tried))
+    smallest = max(grid.ends[0] for grid in tried.values())
+    largest = min(grid.ends[1] for grid in tried.values())
+
+    n50 = np.clip([grid.n50[0] for grid in tried.values()], smallest, largest)
+    slope = float(slopes(x, np.log(n50)[:, None])[0])
+    resamples, repetitions = resamples_of(tried.values())
+    resampled_slopes = slopes(x, np.log(np.clip(resamples, smallest, largest)))
+    low, high = percentiles(resampled_slopes, min(repetitions))
+
+    # Flat: N50 does not even double from the first x to the last.
+    doubles = high * (x[-1] - x[0]) >= np.log(2)
+    flat = not doubles and all(grid.within(smallest, largest) for grid in tried.values())
+    first, last = tried[x[0]], tried[x[-1]]
+    measured = (
+        f"slope of log N50 {interval(slope, low, high)}; N50 {interval(*first.n50)} at {x[0]:g}, "
+        f"{interval(*last.n50)} at {x[-1]:g}; N {smallest:g} to {largest:g}"
+    )
+    return verdict("trend", measured, judge([low > 0], [flat]), **about)
 
 
 def _trends(axis: Any, curves: Mapping[str, Mapping[float, Grid]], label: str) -> None:
@@ -213,23 +224,35 @@ def figure_3(trials: Sequence[Trial]) -> Result:
     """N50 with frozen and with trained attention."""
     sweeps = {name: Sweep([t for t in trials if t.model.attention == name]) for name in ("frozen", "trained")}
     frozen, trained = sweeps["frozen"], sweeps["trained"]
-    shared = [shares for shares in frozen.grids if shares in trained.grids]
-    ratios = {shares[0]: _ratio(frozen.grids[shares], trained.grids[shares]) for shares in shared}
-    hard = {a: ratio for a, ratio in ratios.items() if a <= HARD + 1e-9}
-    text = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
-    word = judge([low > 1 for _, low, _ in hard.values()], [high < 1 for *_, high in hard.values()])
-    saves = verdict("saves", f"N50 frozen / trained: {text}", word)
-    verdicts = [saves, *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit")]
+    ratios = {}
+    for shares, grid in frozen.grids.items():
+        if shares in trained.grids:
+            ratios[shares[0]] = _ratio(grid, trained.grids[shares])
+    verdicts = [
+        _saves(ratios),
+        *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit"),
+    ]
     panels: list[Panel] = [
         partial(_draw_published, title="published, frozen", grid=published.FIGURE_3, power=4),
         partial(frozen.map, title="measured, frozen", power=4),
         partial(_both, sweeps=sweeps),
     ]
-    success = [row for name, sweep in sweeps.items() for row in sweep.success_rows(attention=name)]
-    needed = [row for name, sweep in sweeps.items() for row in sweep.rows(attention=name)]
+    success, needed = [], []
+    for name, sweep in sweeps.items():
+        success += sweep.success_rows(attention=name)
+        needed += sweep.rows(attention=name)
     ratio_rows = [{"alpha_*": a, **columns(ratio, "frozen / trained")} for a, ratio in ratios.items()]
     tables = {"fig3": success, "fig3-n50": needed, "fig3-ratio": ratio_rows}
     return Result("Figure 3: samples needed without training the attention", tables, panels, verdicts)
+
+
+def _saves(ratios: Mapping[float, tuple[float, float, float]]) -> Verdict:
+    """Return the verdict on whether trained attention saves samples where few tokens are relevant."""
+    hard = {a: ratio for a, ratio in ratios.items() if a <= HARD + 1e-9}
+    saves = [low > 1 for _, low, _ in hard.values()]
+    costs = [high < 1 for _, _, high in hard.values()]
+    text = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
+    return verdict("saves", f"N50 frozen / trained: {text}", judge(saves, costs))
 
 
 def _ratio(grid: Grid, other: Grid) -> tuple[float, float, float]:
@@ -243,12 +266,15 @@ def _ratio(grid: Grid, other: Grid) -> tuple[float, float, float]:
         with np.errstate(invalid="ignore"):
             return np.where(a <= grid.ends[0], np.minimum(a / b, 1), a / b)
 
+    value = float(ratio(np.array(grid.n50[0]), np.array(other.n50[0])))
     (resamples, others), repetitions = resamples_of([grid, other])
-    ratios, value = ratio(resamples, others), float(ratio(np.array(grid.n50[0]), np.array(other.n50[0])))
-    unknown, n = np.isnan(ratios), min(repetitions)
+    ratios = ratio(resamples, others)
+    unknown = np.isnan(ratios)
     if unknown.all():
         return value, float("nan"), float("nan")
-    return value, percentiles(np.where(unknown, 0, ratios), n)[0], percentiles(np.where(unknown, np.inf, ratios), n)[1]
+    low, _ = percentiles(np.where(unknown, 0, ratios), min(repetitions))
+    _, high = percentiles(np.where(unknown, np.inf, ratios), min(repetitions))
+    return value, low, high
 
 
 def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
@@ -274,10 +300,15 @@ def strategies(trials: Sequence[Trial]) -> Result:
         ratio = _ratio(grid, grids.get("dense", Grid({})))
         largest = max(t.n for t in groups[name])
         rows.append(
-            {"strategy": name, "removed": groups[name][0].removed, **grid.row,
-             **columns(ratio, "N50 / dense", "ratio_low", "ratio_high"), "largest N": largest,
-             "median steps there": _median_steps([t for t in groups[name] if t.n == largest])}
-        )  # fmt: skip
+            {
+                "strategy": name,
+                "removed": groups[name][0].removed,
+                **grid.row,
+                **columns(ratio, "N50 / dense", "ratio_low", "ratio_high"),
+                "largest N": largest,
+                "median steps there": _median_steps([t for t in groups[name] if t.n == largest]),
+            }
+        )
     panels: list[Panel] = [partial(_rates, grids=grids), partial(_steps, groups=groups)]
     title = "Samples and steps needed with each strategy (removes a fifth of the tokens, in training and test)"
     return Result(title, {"strategies": rows}, panels, [])

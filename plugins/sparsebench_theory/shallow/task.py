@@ -160,28 +160,33 @@ class Theory(Task):
         irrelevant = self.tokens - relevant - confusing
         spurious = round(self.spurious * self.tokens)
         silent = self.patterns - self.classes
-        for impossible, allowed, mend in (
-            (min(confusing, irrelevant) < 0, "shares that sum to at most 1", "lower one of them"),
-            (silent < 1, f"more patterns than the {self.classes} classes", "raise patterns"),
-            (
-                relevant <= max(spread(confusing, self.classes - 1)),
+        obstacle = None
+        if min(confusing, irrelevant) < 0:
+            obstacle = "shares that sum to at most 1", "lower one of them"
+        elif silent < 1:
+            obstacle = f"more patterns than the {self.classes} classes", "raise patterns"
+        elif relevant <= max(spread(confusing, self.classes - 1)):
+            obstacle = (
                 "more relevant tokens than confusing ones of any pattern, so that the label is unique",
                 "raise relevant or tokens, or lower the share of confusing tokens",
-            ),
-            (self.spurious > 0 and spurious < 1, "a spurious share of a token or more", "raise spurious or tokens"),
-            (
-                irrelevant - spurious < silent,
-                f"an irrelevant token of each of the {silent} irrelevant patterns" + " beside it" * (spurious > 0),
-                "raise the share of irrelevant tokens or tokens, or lower patterns" + " or spurious" * (spurious > 0),
-            ),
-        ):
-            if impossible:
-                raise UserError(
-                    f"theory: {self.tokens} tokens with {self.patterns} patterns cannot have these shares",
-                    got=f"{relevant} relevant, {confusing} confusing and {irrelevant} irrelevant tokens"
-                    + f", {spurious} of them spurious" * (self.spurious > 0),
-                    allowed=allowed, next_step=mend,
-                )  # fmt: skip
+            )
+        elif self.spurious > 0 and spurious < 1:
+            obstacle = "a spurious share of a token or more", "raise spurious or tokens"
+        elif irrelevant - spurious < silent:
+            obstacle = (
+                f"an irrelevant token of each of the {silent} irrelevant patterns" + " beside it" * (self.spurious > 0),
+                "raise the share of irrelevant tokens or tokens, or lower patterns"
+                + " or spurious" * (self.spurious > 0),
+            )
+        if obstacle is not None:
+            allowed, next_step = obstacle
+            numbers = f"{relevant} relevant, {confusing} confusing and {irrelevant} irrelevant tokens"
+            raise UserError(
+                f"theory: {self.tokens} tokens with {self.patterns} patterns cannot have these shares",
+                got=numbers + f", {spurious} of them spurious" * (self.spurious > 0),
+                allowed=allowed,
+                next_step=next_step,
+            )
         return relevant, confusing, irrelevant
 
     def _counts(self, present: int) -> np.ndarray:

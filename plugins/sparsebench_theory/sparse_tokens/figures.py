@@ -85,9 +85,13 @@ def _strengths(trials: Sequence[Trial]) -> dict[int, list[float]]:
     """Return the needed strength of each repetition by number of tokens; NaN if it is outside the tested strengths."""
     needed: dict[int, list[float]] = {}
     for (L, _), group in group_by(trials, lambda t: (t.task.tokens, t.repetition)).items():
-        errors = {t.task.theta: (errors_of([t]) or [math.nan])[0] for t in sorted(group, key=lambda t: t.task.theta)}
-        place = crossing(np.array(list(errors)), np.array(list(errors.values())), group[0].task.error)
-        needed.setdefault(L, []).append(place if min(errors) < place < np.inf else float("nan"))
+        thetas, errors = [], []
+        for t in sorted(group, key=lambda t: t.task.theta):
+            thetas.append(t.task.theta)
+            errors.append((errors_of([t]) or [math.nan])[0])
+        place = crossing(np.array(thetas), np.array(errors), group[0].task.error)
+        inside = thetas[0] < place < np.inf
+        needed.setdefault(L, []).append(place if inside else float("nan"))
     return needed
 
 
@@ -163,18 +167,15 @@ def alignment(trials: Sequence[Trial]) -> Result:
     chance = random_cosine(task.d)
     rows = [{"N": n, **columns(value, "alignment"), "chance": chance} for n, value in by_n.items()]
     text = "; ".join(f"N {n}: {interval(*triple)}" for n, triple in by_n.items())
+    lows = [ends(value)[0] for value in by_n.values()]
+    highs = [ends(value)[1] for value in by_n.values()]
+    nearer = judge([low > chance for low in lows], [high < chance for high in highs])
     last = by_n[max(by_n)]
-    lows, highs = zip(*map(ends, by_n.values()), strict=True)
+    aligned = judge([last[0] >= ALIGNED, ends(last)[0] >= ALIGNED], [ends(last)[1] < ALIGNED])
     verdicts = [
-        verdict(
-            "nearer", f"|cos| {text}; chance {chance:.3g}",
-            judge([low > chance for low in lows], [high < chance for high in highs]), steps=task.steps,
-        ),
-        verdict(
-            "aligned", f"|cos| {interval(*last)} at N {max(by_n)}",
-            judge([last[0] >= ALIGNED, ends(last)[0] >= ALIGNED], [ends(last)[1] < ALIGNED]), steps=task.steps,
-        ),
-    ]  # fmt: skip
+        verdict("nearer", f"|cos| {text}; chance {chance:.3g}", nearer, steps=task.steps),
+        verdict("aligned", f"|cos| {interval(*last)} at N {max(by_n)}", aligned, steps=task.steps),
+    ]
     title = f"Alignment of the query after {task.steps} steps (L {task.tokens}, d {task.d}, theta {task.theta:g})"
     return Result(title, {"alignment": rows}, [partial(_draw_alignment, by_n=by_n, chance=chance)], verdicts)
 
@@ -199,12 +200,12 @@ def removal(trials: Sequence[Trial]) -> Result:
     """
     rows, verdicts = [], []
     for kind, name in KINDS.items():
-        dense = group_by([t for t in trials if t.strategy == "dense" and t.model.attention == kind],
-                         lambda t: t.task.tokens)  # fmt: skip
+        of_kind = [t for t in trials if t.model.attention == kind]
+        dense = group_by([t for t in of_kind if t.strategy == "dense"], lambda t: t.task.tokens)
         for M, group in dense.items():
             rows.append(_removal_row(name, "dense", M, group, group))
-        cut = [t for t in trials if t.strategy != "dense" and t.model.attention == kind]
-        for (strategy, L), group in group_by(cut, lambda t: (t.strategy, t.task.tokens)).items():
+        reduced = [t for t in of_kind if t.strategy != "dense"]
+        for (strategy, L), group in group_by(reduced, lambda t: (t.strategy, t.task.tokens)).items():
             dense_at_M = dense.get(left_of(group[0]), [])
             rows.append(_removal_row(name, strategy, L, group, dense_at_M))
             if strategy in ("oracle", "random"):
@@ -231,10 +232,15 @@ def _removal_row(
     change = (0.0, None, None) if strategy == "dense" else _change(group, dense_at_M)
     closed = least_error(task.theta, task.relevant, M) if name == KINDS["frozen"] else float("nan")
     return {
-        "classifier": name, "strategy": strategy, "L": L, "M": M, "trials": len(group),
-        **columns(mean(errors_of(group)), "error"), **columns(change, "over dense at M", "over low", "over high"),
+        "classifier": name,
+        "strategy": strategy,
+        "L": L,
+        "M": M,
+        "trials": len(group),
+        **columns(mean(errors_of(group)), "error"),
+        **columns(change, "over dense at M", "over low", "over high"),
         "closed form at M": closed,
-    }  # fmt: skip
+    }
 
 
 def _shifts(name: str, strategy: str, group: Sequence[Trial], dense_at_M: Sequence[Trial]) -> Verdict:

@@ -49,11 +49,10 @@ def figure_association(trials: Sequence[Trial]) -> Result:
     for name, group in runs.items():
         for quantity in (*WATCHED, "in_group_lead"):
             steps, values = _curves(group, quantity)
-            rows += [
-                {"attention at": name, "quantity": quantity, "step": int(step), "mean": column.mean(),
-                 "min": column.min(), "max": column.max(), "trials": len(column)}
-                for step, column in zip(steps, values.T, strict=True)
-            ]  # fmt: skip
+            for step, column in zip(steps, values.T, strict=True):
+                row: dict[str, Any] = {"attention at": name, "quantity": quantity, "step": int(step)}
+                spread = {"mean": column.mean(), "min": column.min(), "max": column.max()}
+                rows.append(row | spread | {"trials": len(column)})
         verdicts += _outcome(group, f" (attention at {name})")
     panels: list[Panel] = [partial(_draw_watched, runs=runs, quantity=quantity) for quantity in WATCHED]
     title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
@@ -77,24 +76,35 @@ def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], quantity: str)
 
 def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
     """Return the verdicts on the end of training: association, alignment, error, and where the attention grew."""
-    share, cosine = values_of(trials, "association"), values_of(trials, "alignment")
-    lead, error = values_of(trials, "in_group_lead"), errors_of(trials)
-    reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
     return [
-        verdict("association", reached, _all_or_most(share, len(trials)), name=name),
-        verdict(
-            "alignment", interval(*mean(cosine)),
-            judge([min(cosine, default=0) >= 0.95], [max(cosine, default=1) < 0.95]), name=name,
-        ),
-        verdict(
-            "learned", f"test error {interval(*mean(error))}",
-            judge([max(error, default=1) <= 0.01], [min(error, default=0) > 0.01]), name=name,
-        ),
-        verdict(
-            "inside", f"lead of the inside {interval(*mean(lead))}",
-            judge([ends(mean(lead))[0] > 0], [max(lead, default=1) <= 0]), name=name,
-        ),
-    ]  # fmt: skip
+        _associated(trials, name),
+        _aligned(values_of(trials, "alignment"), name),
+        _learned(errors_of(trials), name),
+        _inside(values_of(trials, "in_group_lead"), name),
+    ]
+
+
+def _associated(trials: Sequence[Trial], name: str) -> Verdict:
+    shares = values_of(trials, "association")
+    complete = sum(share == 1 for share in shares)
+    measured = f"{interval(*mean(shares))}; 1 in {complete} of {len(trials)} trials"
+    return verdict("association", measured, _all_or_most(shares, len(trials)), name=name)
+
+
+def _aligned(cosines: Sequence[float], name: str) -> Verdict:
+    word = judge([min(cosines, default=0) >= 0.95], [max(cosines, default=1) < 0.95])
+    return verdict("alignment", interval(*mean(cosines)), word, name=name)
+
+
+def _learned(errors: Sequence[float], name: str) -> Verdict:
+    word = judge([max(errors, default=1) <= 0.01], [min(errors, default=0) > 0.01])
+    return verdict("learned", f"test error {interval(*mean(errors))}", word, name=name)
+
+
+def _inside(leads: Sequence[float], name: str) -> Verdict:
+    lead = mean(leads)
+    word = judge([ends(lead)[0] > 0], [max(leads, default=1) <= 0])
+    return verdict("inside", f"lead of the inside {interval(*lead)}", word, name=name)
 
 
 def _all_or_most(share: Sequence[float], trials: int) -> Word:
@@ -105,32 +115,44 @@ def _all_or_most(share: Sequence[float], trials: int) -> Word:
 
 def permutation(trials: Sequence[Trial]) -> Result:
     """The scores learned on patches in plain order and in another order, and the latter sorted back."""
-    rows, pairs = [], (list[float](), list[float]())
+    rows = []
+    shares: dict[bool, list[float]] = {False: [], True: []}
     for t in trials:
         if t.diverged:
             continue
-        scores = _scores(t)
-        right = put_right(scores, t.task.order())
         sets = t.task.sets()
-        share, as_it_is = (association(example, sets[:, None] == sets) for example in (right, scores))
-        pairs[t.task.permuted].append(share)
-        rows.append({"permuted": t.task.permuted, "repetition": t.repetition, "association": share,
-                     "association without putting right": as_it_is})  # fmt: skip
+        together = sets[:, None] == sets
+        scores = _scores(t)
+        share = association(put_right(scores, t.task.order()), together)
+        shares[t.task.permuted].append(share)
+        rows.append(
+            {
+                "permuted": t.task.permuted,
+                "repetition": t.repetition,
+                "association": share,
+                "association without putting right": association(scores, together),
+            }
+        )
+    permuted_trials = sum(t.task.permuted for t in trials)
+    measured = f"association {interval(*mean(shares[True]))} after putting right"
+    verdicts = [verdict("recovered", measured, _all_or_most(shares[True], permuted_trials))]
+    panels = _score_panels(trials) or [_nothing]
+    return Result("Learned scores, positions sorted by their set", {"permutation": rows}, panels, verdicts)
+
+
+def _score_panels(trials: Sequence[Trial]) -> list[Panel]:
+    """Return the panels with the scores of the first trial of each order."""
     panels: list[Panel] = []
     for permuted, title in ((False, "learned in plain order"), (True, "learned in another order")):
         example = next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
-        if example is not None:
-            panels.append(partial(_heat, scores=_scores(example), task=example.task, title=title))
-        if example is not None and permuted:
-            right = put_right(_scores(example), example.task.order())
+        if example is None:
+            continue
+        scores = _scores(example)
+        panels.append(partial(_heat, scores=scores, task=example.task, title=title))
+        if permuted:
+            right = put_right(scores, example.task.order())
             panels.append(partial(_heat, scores=right, task=example.task, title="the same, put right"))
-    panels = panels or [_nothing]
-    recovered = pairs[1]
-    verdicts = [verdict(
-        "recovered", f"association {interval(*mean(recovered))} after putting right",
-        _all_or_most(recovered, sum(t.task.permuted for t in trials)),
-    )]  # fmt: skip
-    return Result("Learned scores, positions sorted by their set", {"permutation": rows}, panels, verdicts)
+    return panels
 
 
 def _scores(trial: Trial) -> np.ndarray:
@@ -162,10 +184,10 @@ def _mode(trial: Trial) -> str:
 
 def transfer(trials: Sequence[Trial]) -> Result:
     """Test error on a new feature by number of samples, with and without attention learned on another feature."""
-    modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
-    errors = {
-        mode: {n: errors_of(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
-    }
+    errors: dict[str, dict[float, list[float]]] = {}
+    for mode in MODES:
+        by_n = group_by([t for t in trials if _mode(t) == mode], lambda t: t.n)
+        errors[mode] = {n: errors_of(group) for n, group in by_n.items()}
     rows = [
         {"attention": mode, "N": n, "trials": len(values), **columns(mean(values), "test error")}
         for mode, by_n in errors.items()
@@ -188,21 +210,28 @@ def samples_for(errors: Mapping[float, list[float]]) -> float:
 
 
 def _transfers(errors: Mapping[str, Mapping[float, list[float]]]) -> list[Verdict]:
+    """Return the verdicts on the samples that each mode needs. Modes without measurements do not count."""
     needed = {mode: samples_for(by_n) for mode, by_n in errors.items()}
-    sizes = sorted({n for by_n in errors.values() for n in by_n})
+    measured = {mode: any(by_n.values()) for mode, by_n in errors.items()}
     learned, scratch = needed["learned attention"], needed["all from scratch"]
+    others = MODES[1:3]
+
+    few = learned <= 16
+    many = measured["learned attention"] and learned > 16
+    more = measured["all from scratch"] and scratch > learned
+    many_times_more = few and more and scratch >= FEWER * learned
+    no_more = measured["learned attention"] and np.isfinite(scratch) and scratch <= learned
+    never = all(measured[mode] and np.isinf(needed[mode]) for mode in others)
+    others_too = min(needed[mode] for mode in others) <= learned < np.inf
+
+    sizes = sorted({n for by_n in errors.values() for n in by_n})
     text = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
     tried = f"samples for an error of {EASY:g}: {text}; N {sizes[0]} to {sizes[-1]}"
-    measured = {mode: any(by_n.values()) for mode, by_n in errors.items()}  # modes without measurements do not count
-    few, many = learned <= 16, measured["learned attention"] and learned > 16
-    more = measured["all from scratch"] and scratch > learned
-    fewer, no_more = few and more and scratch >= FEWER * learned, measured["learned attention"] and scratch <= learned
-    never = all(measured[mode] and np.isinf(needed[mode]) for mode in MODES[1:3])
     return [
         verdict("few", tried, judge([few], [many])),
-        verdict("more", tried, judge([more, fewer], [np.isfinite(scratch) and no_more])),
-        verdict("structure", tried, judge([never], [min(needed[mode] for mode in MODES[1:3]) <= learned < np.inf])),
-    ]  # fmt: skip
+        verdict("more", tried, judge([more, many_times_more], [no_more])),
+        verdict("structure", tried, judge([never], [others_too])),
+    ]
 
 
 def _errors(axis: Any, errors: Mapping[str, Mapping[float, list[float]]]) -> None:
@@ -233,9 +262,10 @@ def strategies(trials: Sequence[Trial]) -> Result:
             row |= columns(mean(values_of(group, metric)), metric, f"{metric} low", f"{metric} high")
         rows.append(row)
         if name != "dense" and where == "both":
-            share, change = values_of(group, "association"), mean(differences(group, dense, "association"))
-            text = f"association {interval(*mean(share))}, change {interval(*change)}"
-            word = _all_or_most(share, len(group))
+            shares = values_of(group, "association")
+            change = mean(differences(group, dense, "association"))
+            text = f"association {interval(*mean(shares))}, change {interval(*change)}"
+            word = _all_or_most(shares, len(group))
             verdicts.append(verdict("keeps", text, word, removed=removed, name=name))
     panels: list[Panel] = [partial(_removals, rows=rows, metric=metric) for metric in METRICS]
     title = "Association and accuracy as tokens are removed (95 % intervals)"
@@ -250,7 +280,8 @@ def _removals(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None
     series: dict[str, dict[str, Interval]] = {"in training and test": {}, "in the test only": {}}
     for row in rows:
         name = row["strategy"] + (f" {row['removed']:.0%}" if row["removed"] else "")
-        series["in training and test" if row["where"] == "both" else "in the test only"][name] = _of(row, metric)
+        label = "in training and test" if row["where"] == "both" else "in the test only"
+        series[label][name] = _of(row, metric)
     draw_categories(axis, series)
     axis.set(title=METRICS[metric], ylim=(0, 1.05))
 
@@ -267,11 +298,9 @@ def images(trials: Sequence[Trial]) -> Result:
     Neighbour agreement is the share of a patch's neighbours in the image that are among the positions most similar to
     its own in the first block, after undoing a permutation of the patches. It is compared with shuffled orders.
     """
-    groups: Groups = {
-        (kind, permuted): [t for t in trials if t.model.attention == kind and t.task.permuted == permuted]
-        for kind in KINDS
-        for permuted in ORDERS
-    }
+    groups: dict[tuple[str, bool], list[Trial]] = {(kind, permuted): [] for kind in KINDS for permuted in ORDERS}
+    for t in trials:
+        groups[t.model.attention, t.task.permuted].append(t)
     rows = []
     for (kind, permuted), group in groups.items():
         row: dict[str, Any] = {"attention": KINDS[kind], "order": ORDERS[permuted], "trials": len(group)}
@@ -286,39 +315,38 @@ def images(trials: Sequence[Trial]) -> Result:
             panels.append(partial(_near_the_middle, trial=example, title=name))
     group = trials[0].task
     title = f"Positional attention on images ({group.images}; {trials[0].n} training images, {group.epochs} epochs)"
-    verdicts = [verdict for permuted in ORDERS for verdict in _claims(groups, permuted)]
+    verdicts = _claims(groups, permuted=False) + _claims(groups, permuted=True)
     return Result(title, {"images": rows}, panels, verdicts)
 
 
 def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
     """Return the verdicts on whether positional attention keeps the accuracy, and finds the grid."""
-    group, dense = groups["positional", permuted], groups["content", permuted]
-    gap = mean(differences(group, dense, "accuracy"))
-    lead = mean([
-        t.values["neighbour_agreement"] - t.values["neighbour_agreement_shuffled"]  # type: ignore[operator]
-        for t in group if not t.diverged
-    ])  # fmt: skip
-    share = mean(values_of(group, "neighbour_agreement"))
+    positional, ordinary = groups["positional", permuted], groups["content", permuted]
+    gap = mean(differences(positional, ordinary, "accuracy"))
     low, high = ends(gap)
-    leads = ends(lead)[0] > 0
+    as_accurate = judge([gap[0] >= -ACCEPTED, low >= -ACCEPTED], [high < -ACCEPTED])
+
+    share = mean(values_of(positional, "neighbour_agreement"))
+    leads = []
+    for t in positional:
+        if not t.diverged:
+            agreement, by_chance = t.values["neighbour_agreement"], t.values["neighbour_agreement_shuffled"]
+            leads.append(agreement - by_chance)  # type: ignore[operator]
+    lead = mean(leads)
+    above_chance = ends(lead)[0] > 0
+    neighbours = judge([above_chance, above_chance and ends(share)[0] >= 0.5], [ends(share)[1] < 0.5])
+    measured = f"agreement {interval(*share)}, {interval(*lead)} above shuffled orders"
     return [
-        verdict(
-            "as_accurate", f"difference {interval(*gap)}",
-            judge([gap[0] >= -ACCEPTED, low >= -ACCEPTED], [high < -ACCEPTED]), order=ORDERS[permuted],
-        ),
-        verdict(
-            "neighbours", f"agreement {interval(*share)}, {interval(*lead)} above shuffled orders",
-            judge([leads, leads and ends(share)[0] >= 0.5], [ends(share)[1] < 0.5]),
-            order=ORDERS[permuted],
-        ),
-    ]  # fmt: skip
+        verdict("as_accurate", f"difference {interval(*gap)}", as_accurate, order=ORDERS[permuted]),
+        verdict("neighbours", measured, neighbours, order=ORDERS[permuted]),
+    ]
 
 
 def _accuracies(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    draw_categories(axis, {
-        order: {row["attention"]: _of(row, "accuracy") for row in rows if row["order"] == order}
-        for order in ORDERS.values()
-    })  # fmt: skip
+    series: dict[str, dict[str, Interval]] = {order: {} for order in ORDERS.values()}
+    for row in rows:
+        series[row["order"]][row["attention"]] = _of(row, "accuracy")
+    draw_categories(axis, series)
     axis.set(title="accuracy, 95 % intervals", ylim=(0, 1), xlim=(-0.5, 1.5))
 
 

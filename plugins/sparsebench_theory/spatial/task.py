@@ -102,28 +102,34 @@ class Spatial(Task):
         """See `Task.draw`. `Data.patterns` is w*; a smaller training set is the beginning of a larger one."""
         self.check()
         w = orthonormal(self._rng("features"), self.d, self.feature + 1)[:, self.feature].astype(np.float32)
-        train, test = (self._split(n, w, split, repetition) for split, n in (("train", n_train), ("test", self.test)))
+        train = self._split(n_train, w, "train", repetition)
+        test = self._split(self.test, w, "test", repetition)
         return Data(train, test, ("-1", "+1"), patterns=w[:, None])
 
     def _split(self, n: int, w: np.ndarray, split: str, repetition: int) -> Split:
+        """Return n samples with the feature w (d,). Each quantity has its own generator."""
         law = self.tokens, self.group, self.d, self.rate, self.structure, self.feature, split, repetition
 
         def rng(name: str) -> np.random.Generator:
             return seeds.generator(self.name, *law, name)
 
         labels = balanced_classes(rng("labels"), n, 2)
-        signal = self.sets() == rng("set").integers(self.tokens // self.group, size=n)[:, None]
+        y = 2 * labels[:, None] - 1
+        drawn_sets = rng("set").integers(self.tokens // self.group, size=n)
+        in_set = self.sets() == drawn_sets[:, None]
         q = math.log(self.d) / self.tokens if self.rate is None else self.rate
         u = rng("delta").random((n, self.tokens), dtype=np.float32)
-        signs = np.where(signal, 2 * labels[:, None] - 1, (u < q / 2).astype(int) - (u > 1 - q / 2)).astype(np.float32)
+        delta = (u < q / 2).astype(int) - (u > 1 - q / 2)
+        signs = np.where(in_set, y, delta).astype(np.float32)
+
         inputs = rng("noise").standard_normal((n, self.tokens, self.d), dtype=np.float32)
         if self.projected:
             inputs -= (inputs @ w)[:, :, None] * w
         inputs *= np.float32(self.d**-0.5 if self.noise is None else self.noise)
         inputs += signs[:, :, None] * w
         order = self.order()
-        zeros = np.zeros(n, dtype=np.int64)
-        return Split(inputs[:, order], labels, zeros, signal[:, order].astype(np.float32))
+        groups = np.zeros(n, dtype=np.int64)
+        return Split(inputs[:, order], labels, groups, in_set[:, order].astype(np.float32))
 
 
 def association(scores: np.ndarray, together: np.ndarray) -> float:

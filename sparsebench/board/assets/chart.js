@@ -283,7 +283,8 @@ function dots(setting, column, wide) {
     const mark = svg("path", { class: "mark", d: MARKS[row.kind] });
     if (Number.isFinite(row[key])) dot.append(svg("svg", { x: at(row[key]), y: "50%", overflow: "visible" }, mark));
     const value = make("td", { class: "number" }, ...parts(format(row, column), column));
-    return make("tr", {}, make("th", { scope: "row" }, short.get(label(row))), value, make("td", { class: "wide" }, dot));
+    const name = make("th", { scope: "row" }, ...breakable(short.get(label(row))));
+    return make("tr", {}, name, value, make("td", { class: "wide" }, dot));
   });
   const head = make("tr", {}, make("th", { scope: "col" }, "strategy"));
   head.append(make("th", { scope: "col", class: "number" }, column.heading));

@@ -173,10 +173,15 @@ function cell(row, column, papers, names) {
   if (column.key !== "strategy")
     return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
   const [citation, address] = papers.get(row.strategy_name) ?? [];
-  const lines = short.split(/(?<=[_,])/).flatMap((part, k) => (k ? [make("wbr"), part] : [part]));
+  const lines = breakable(short);
   const paper = { href: address, rel: "noreferrer", title: citation || "the paper" };
   const name = address ? [make("a", paper, ...lines)] : lines;
   return make("th", { scope: "row", class: "strategy", title }, ...name);
+}
+
+/** Return a name in parts, between which lines may break: after underscores and commas. */
+function breakable(name) {
+  return name.split(/(?<=[_,])/).flatMap((part, k) => (k ? [make("wbr"), part] : [part]));
 }
 
 /** Return a text with its interval in a separate element. */
@@ -185,15 +190,23 @@ function parts(text, { interval }) {
   return ends ? [value, make("span", { class: "interval" }, ` [${ends}`)] : [value];
 }
 
+// As in tables.py: signs of Markdown, addresses of mail, and places where a spreadsheet sees a formula.
+const SIGNS = /[\\|~$`]|\*(?=\S)|(?<=\S)\*|(?<![\p{L}\p{N}])_|_(?![\p{L}\p{N}])|&(?=#?\w+;)/gu;
+const LINKS = /<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=\/\/)|(?<=\b[wW]{3})\./g;
+const MAIL = /(?<=[\w.+-])@(?=[\w-]+\.)/g;
+const FORMULA = /(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))/g;
+
 const COPIES = {
   Markdown(head, body, sides) {
-    const clean = (cell) => cell.replace(/\s+/g, " ").replace(/[\\|]/g, "\\$&");
+    const escaped = (cell) => cell.replace(SIGNS, "\\$&").replace(LINKS, "\\$&").replace(MAIL, "@ ");
+    const isAddress = (cell) => /^https?:\/\/[\w.~!$&*+,;=:@%/?#-]+$/.test(cell);
+    const clean = (cell) => (isAddress(cell) ? `<${cell}>` : escaped(cell.replace(/\s+/g, " ")));
     const line = (cells) => `| ${cells.map(clean).join(" | ")} |\n`;
     return [line(head), `|${sides.map((right) => (right ? "---:" : ":---")).join("|")}|\n`, ...body.map(line)].join("");
   },
-  CSV(head, body) {
+  CSV(head, body, sides) {
     const quoted = (cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-    const safe = (cell) => quoted(/^[=@\t]/.test(cell) ? `'${cell}` : cell); // spreadsheets read formulas there
+    const safe = (cell, k) => quoted(sides[k] ? cell : cell.replace(FORMULA, "$1'"));
     return [head, ...body].map((cells) => `${cells.map(safe).join(",")}\n`).join("");
   },
 };

@@ -1,0 +1,60 @@
+"""Write the table of the published boards into docs/results/index.md: networks, images and leaders at .5 and .3."""
+
+import math
+from pathlib import Path
+
+from claims_page import RESULTS, with_table
+from tabulate import tabulate
+
+from sparsebench.board import views
+from sparsebench.board.columns import BY_KEY, Row, text_of
+from sparsebench.board.judge import Leaderboard, Ranking, judge
+from sparsebench.board.reading import DENSE, read
+from sparsebench.records.table import ITEMS
+
+LEADERBOARD = Path(__file__).resolve().parents[1] / "leaderboard"
+NAMES = ("vit-s", "embedded", "tuned", "cifar", "quick")
+BUDGETS = ("0.5", "0.3")
+HEADINGS = ["board", "networks", "test images", "relevant tokens", "schedules", "dense, %"]
+PAGE = RESULTS / "index.md"
+
+
+def rows_of(name: str, board: Leaderboard) -> list[list[str]]:
+    """Return a row for the main task of a board, and for each further setting of it."""
+    return [row_of(name, ranking) for ranking in (*board.rankings[:1], *board.sections)]
+
+
+def row_of(name: str, ranking: Ranking) -> list[str]:
+    """Return the name of a board, networks, images, share of relevant tokens, schedules, and the leaders."""
+    comparison = ranking.comparison
+    leaders = {str(row["budget"]): row for row in views.best(ranking).rows}
+    _, model = comparison.params
+    kind = f"`{model['arch']}`" if "arch" in model else f"ViT, {model['depth']} blocks, {model['dim']} channels"
+    dense = comparison.tested[comparison.tested["strategy"] == DENSE]
+    chosen = ranking.rows["budget"].str.contains("auto").any()
+    share = "-" if math.isnan(comparison.relevant) else f"{comparison.relevant:.0%}"
+    accuracy = text_of(leaders["1"], BY_KEY["accuracy"]._replace(interval=False))
+    return [
+        f"[{name}]({name}.md)",
+        f"{len(comparison.seeds)} {kind}",
+        f"{int(dense[ITEMS].iloc[0]):,}",
+        share,
+        "chosen" if chosen else "default",
+        accuracy,
+        *(leader(leaders.get(budget)) for budget in BUDGETS),
+    ]
+
+
+def leader(row: Row | None) -> str:
+    """Return the most accurate strategy at a budget, its accuracy, and its gain over random tokens."""
+    if row is None:
+        return "not measured"
+    gain = text_of(row, BY_KEY["random_delta"])
+    return f"`{row['best']}` {100 * row['accuracy']:.1f}; {gain}"
+
+
+if __name__ == "__main__":
+    rows = [row for name in NAMES for row in rows_of(name, judge(read(LEADERBOARD / name)))]
+    headings = HEADINGS + [f"best at {budget}, %; points over random tokens" for budget in BUDGETS]
+    table = tabulate(rows, headings, tablefmt="pipe", disable_numparse=True) + "\n"
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "board table", table), encoding="utf-8")
