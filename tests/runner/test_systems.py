@@ -119,7 +119,7 @@ def test_without_unix_a_run_says_one_line(tmp_path: Path) -> None:
     api.run("attn_topk", suite=TINY, n_train=[4], seeds=1, jobs=0, out=out)
     code = NO_UNIX + (
         "import sparsebench\n"
-        "model = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=2)\n"
+        "model = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=2, depth=2)\n"
         "sparse = sparsebench.apply(model, 'attn_topk', macs=0.6)\n"
         "assert sparse(torch.zeros(1, 3, 32, 32)).shape == (1, 2)\n"
         f"assert len(sparsebench.load_records({str(out)!r})) == 5\n"
