@@ -287,7 +287,7 @@ def test_rotary_positions_of_another_size_are_said(
 ) -> None:
     model = timm.create_model("vit_small_patch16_rope_224", num_classes=len(CLASSES))
     assert model.pos_embed is None
-    files = files_for(pictures, saved(tmp_path / "own.pth", model.state_dict()))
+    files = files_for(pictures, saved(tmp_path / "own.safetensors", model.state_dict()))
     options = {"model": "timm:vit_small_patch16_rope_224", "alone": True}
     planned(tmp_path / "out", files, **options)
     assert not caplog.messages
@@ -345,14 +345,17 @@ def three(tmp_path: Path) -> Path:
     return tmp_path / "nets"
 
 
-@pytest.mark.parametrize("form", ["folder", "pattern", "each"])
-def test_each_file_of_weights_is_a_network_by_its_name(pictures: Path, tmp_path: Path, three: Path, form: str) -> None:
-    every = sorted(three.glob("*.pth"))
-    weights = {"folder": (three,), "pattern": (three / "net-*.pth",), "each": tuple(every)}[form]
-    done = invoke(pictures, *(word for path in weights for word in ("--weights", path)))
-    assert done.exit_code == 0 and "3 networks: net-1.pth, net-2.pth, net-3.pth" in done.output
+def test_each_file_of_weights_is_a_network_by_its_name(pictures: Path, tmp_path: Path, three: Path) -> None:
+    """Whether a folder, a pattern or each file is named."""
+    every, planned_cells = sorted(three.glob("*.pth")), []
+    for weights in ((three,), (three / "net-*.pth",), tuple(every)):
+        done = invoke(pictures, *(word for path in weights for word in ("--weights", path)))
+        assert done.exit_code == 0 and "3 networks: net-1.pth, net-2.pth, net-3.pth" in done.output
+        plan = planned(tmp_path / "out", files_for(pictures, *weights))
+        planned_cells.append({job.cell.id for job in plan.jobs})
+    assert planned_cells[0] == planned_cells[1] == planned_cells[2]
     right = {path.name: answers(network(seed), pictures) for seed, path in enumerate(every, 1)}
-    assert shown(tmp_path / "out", files_for(pictures, *weights)) == right
+    assert shown(tmp_path / "out", files_for(pictures, three)) == right
 
 
 def test_files_that_changed_since_an_earlier_plan_have_other_names(pictures: Path, tmp_path: Path) -> None:

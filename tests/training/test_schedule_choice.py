@@ -102,7 +102,7 @@ def test_labels_and_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
     first = choose(network, strategy, budget, samples, samples.items, 3)
     samples.labels = torch.arange(48) % 7
     assert choose(network, strategy, budget, samples, samples.items, 3) == first
-    monkeypatch.setattr(evaluation, "BATCH", 1)
+    monkeypatch.setattr(evaluation, "BATCH", 7)
     assert choose(network, strategy, budget, samples, samples.items, 3) == first
 
 
