@@ -73,7 +73,7 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 """A range of ranks such as 3-9, which a spreadsheet reads as a date."""
 _LINKS = r"<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
 """Beginnings and ends of links, images and HTML in Markdown."""
-_SIGNS = r"[\\|*~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)"
+_SIGNS = r"[\\|~$]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)"
 """Signs of emphasis, formulas and entities in Markdown, and `|`, which divides cells. Underscores in words are text."""
 _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_SIGNS}|{_LINKS})"), re.compile(f"({_SIGNS}|{_LINKS}|`)")
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")

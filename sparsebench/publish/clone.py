@@ -70,8 +70,8 @@ def git_steps(verdict: Verdict) -> str:
     elif origin:
         lines.append(f"{THEN}: {origin.page}/pull/new/{branch}")
         lines.append(f"# if you may not push to {origin.page}, fork it there and push to your fork:")
-        lines.append(f"git remote add fork https://{origin.host}/YOUR-NAME/{origin.name}.git")
-        lines.append(f"git push -u fork {branch}")
+        lines.append(f"# git remote add fork https://{origin.host}/YOUR-NAME/{origin.name}.git")
+        lines.append(f"# git push -u fork {branch}")
         lines.append(f"{THEN}: {origin.page}/compare/YOUR-NAME:{branch}?expand=1")
     else:
         lines.append(f"{THEN}, on the page of your fork")

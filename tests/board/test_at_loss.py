@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from flats import Flat, budgeted, flat
+from published_boards import write_part
 
 from sparsebench.board import at_loss, picture, views
 from sparsebench.board.board import Board
@@ -21,7 +22,6 @@ from sparsebench.stats.curves import speed_at_loss
 from sparsebench.stats.paired import Results
 from sparsebench.strategy.budget import Budget
 
-QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 SETTING = json.dumps([{"name": "composite", "params": {}}, {"name": "timm", "params": {"arch": "deit_small"}}])
 
 
@@ -127,8 +127,9 @@ def test_a_folder_with_times_of_another_network_is_named(tmp_path: Path) -> None
     assert row["images_per_s"] == pytest.approx(2 / (1 / 1250 + 1 / 2000))
 
 
-def test_the_command_has_the_loss_and_refuses_it_elsewhere() -> None:
-    words = ["leaderboard", str(QUICK), "--loss", "5"]
+def test_the_command_has_the_loss_and_refuses_it_elsewhere(tmp_path: Path) -> None:
+    folder = write_part(tmp_path / "board", ("dense", "tome", "attn_topk"))
+    words = ["leaderboard", str(folder), "--loss", "5"]
     result = CliRunner().invoke(main, [*words, "--view", "matched", "--format", "csv"])
     assert result.exit_code == 0, result.output
     assert "at -5 points" in result.stdout

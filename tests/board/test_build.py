@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flats import WHOLE, Flat, build, called, flat, gaps, row_of, seeded, trials
 
-from sparsebench.board.columns import dicts, keys_of
+from sparsebench.board.columns import Row, dicts, keys_of
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import failures, notes_on
 from sparsebench.board.reading import frame_of
@@ -14,6 +14,18 @@ from sparsebench.errors import UserError
 from sparsebench.records.record import canonical
 
 BY_LOSS = [f"sample_complexity_loss{end}" for end in ("", "_low", "_high")]
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Row]:
+    """Return the rows of the board of all records."""
+    return build(WHOLE)
+
+
+@pytest.fixture(scope="module")
+def by_task() -> list[Row]:
+    """Return the rows of the board of all records by task."""
+    return build(WHOLE, "task")
 
 
 def both_ways(strategy: str, errors: tuple[str, ...], losses: tuple[str, ...]) -> list[Flat]:
@@ -36,7 +48,7 @@ def test_error_criterion_has_its_own_column() -> None:
     assert keys[6:] == BY_LOSS
 
 
-def test_settings_of_a_task_are_named_with_what_they_differ_in() -> None:
+def test_settings_of_a_task_are_named_with_what_they_differ_in(by_task: list[Row]) -> None:
     def setting(model: dict[str, Any], **params: Any) -> str:
         return canonical([{"name": "theory", "params": params}, {"name": "shallow", "params": model}])
 
@@ -49,7 +61,7 @@ def test_settings_of_a_task_are_named_with_what_they_differ_in() -> None:
         ("composite", "vit"), ("theory(criterion=error, tokens=50)", "shallow(repacked=True)"),
         ("theory(tokens=100)", "shallow"), ("theory(tokens=50)", "shallow"),
     ]  # fmt: skip
-    assert {row["task"] for row in build(WHOLE, "task")} == {"composite", "spurious", "theory"}
+    assert {row["task"] for row in by_task} == {"composite", "spurious", "theory"}
 
 
 @pytest.mark.parametrize("by", [None, "task"])
@@ -62,11 +74,11 @@ def test_the_order_of_records_does_not_matter(by: str | None) -> None:
         *seeded("mine", [0.7, 0.8, 0.1], budget="keep 0.5 power-floor"),
         flat("mine", 7, status="failed", reason="it broke"),
     ]
-    rows, notes = build(records, by), notes_on(records)
     shuffled = random.Random(by).sample(records, len(records))
     later = [record | {"started": "2027"} for record in shuffled]
-    assert build(later, by) == rows
-    assert notes_on(later) == notes
+    judged, judged_later = judge(records, by), judge(later, by)
+    assert dicts(judged_later.rows) == dicts(judged.rows)
+    assert notes_on(later, judged_later) == notes_on(records, judged)
 
 
 def test_seeds_that_one_side_lacks_are_not_compared() -> None:
@@ -86,7 +98,7 @@ def test_without_dense_there_are_no_differences() -> None:
     assert row["accuracy"] is not None and row["spurious_gap"] is not None
 
 
-def test_only_what_is_ok_counts() -> None:
+def test_only_what_is_ok_counts(whole: list[Row]) -> None:
     bad = [flat("mine", seed, status=status, accuracy=0.0) for seed, status in enumerate(("failed", "crashed", "oom"))]
     among = (
         "rank",
@@ -97,9 +109,9 @@ def test_only_what_is_ok_counts() -> None:
         "versus_dense",
     )  # places among those that are ranked
     numbers = [{k: v for k, v in row.items() if k not in among} for row in build([*WHOLE, *bad])]
-    whole = {row["strategy"]: {k: v for k, v in row.items() if k not in among} for row in build(WHOLE)}
-    assert sorted(numbers, key=str) == sorted(whole.values(), key=str)
-    assert build([*WHOLE, flat("broken", 0, status="failed")]) == build(WHOLE)
+    expected = [{k: v for k, v in row.items() if k not in among} for row in whole]
+    assert sorted(numbers, key=str) == sorted(expected, key=str)
+    assert build([*WHOLE, flat("broken", 0, status="failed")]) == whole
     assert build([flat("broken", 0, status="failed")]) == build([]) == []
 
 
@@ -123,9 +135,9 @@ def test_strategies_that_lack_the_same_have_one_line_a_task() -> None:
     ]
 
 
-def test_pretraining_is_on_no_board_over_all_tasks() -> None:
+def test_pretraining_is_on_no_board_over_all_tasks(whole: list[Row]) -> None:
     plain = flat("dense", 0, "plain", accuracy=1.0, n_train=4000, started="2027")
-    assert build([*WHOLE, plain]) == build(WHOLE)
+    assert build([*WHOLE, plain]) == whole
     assert [row["strategy"] for row in build([plain])] == ["dense"]
     assert "plain" in {row["task"] for row in build([*WHOLE, plain], "task")}
 
@@ -155,8 +167,8 @@ def test_sizes_of_a_task_without_a_success_criterion_are_settings() -> None:
     assert by_size == pytest.approx({600: np.mean([0.82, 0.91, 0.75]), 1200: 0.99})
 
 
-def test_a_board_by_task_has_the_columns_of_each_task() -> None:
-    rows = build(WHOLE, "task")
+def test_a_board_by_task_has_the_columns_of_each_task(by_task: list[Row]) -> None:
+    rows = by_task
     assert [row["task"] for row in rows] == ["composite"] * 4 + ["spurious"] * 4 + ["theory"] * 4
     mine = {row["task"]: row for row in rows if row["strategy"] == "mine"}
     assert mine["composite"]["spurious_gap"] is None and mine["composite"]["sample_complexity"] is None

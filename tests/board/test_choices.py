@@ -75,8 +75,17 @@ def test_pairs_are_those_between_the_named_strategies_and_dense(folder: Path) ->
     assert len(chosen) == 9 * 8 / 2  # two strategies at four budgets, and dense
 
 
-@pytest.mark.parametrize("form", ["table", "md", "latex"])
-@pytest.mark.parametrize("view", [*VIEWS, "pairs"])
+@pytest.mark.parametrize(
+    ("view", "form"),
+    [
+        ("board", "table"),
+        ("board", "md"),
+        ("board", "latex"),
+        ("matched", "md"),
+        ("paper", "latex"),
+        ("pairs", "table"),
+    ],
+)
 def test_a_table_for_people_names_no_other_strategy(folder: Path, view: str, form: str) -> None:
     text = call(folder, "--view", view, "--format", form, "--strategies", "tome,attn_topk", "--columns", COLUMNS[view])
     assert "tome" in text and "dense" in text

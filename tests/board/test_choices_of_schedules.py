@@ -30,7 +30,7 @@ track = "frozen"
 network = "networks"
 params = {test = 40}
 budgets = [{macs = 0.5, schedule = "auto"}, {macs = 0.4, schedule = "auto"}]
-n_train = [256]
+n_train = [64]
 
 [[task]]
 name = "spurious"
@@ -39,7 +39,7 @@ network = "networks"
 params = {test = 40}
 budgets = [{macs = 0.5, schedule = "auto"}, {macs = 0.28, schedule = "auto"}]
 each_schedule_at = 0.5
-n_train = [256]
+n_train = [64]
 """
 CHOSEN = ["macs 0.5 auto", "macs 0.4 auto"]
 

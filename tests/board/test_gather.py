@@ -3,18 +3,19 @@
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from flats import Flat, build, called, filled, flat, of_items, rows_in
+from flats import Flat, called, filled, flat, of_items, rows_in
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, gather
 from sparsebench.board.columns import dicts
 from sparsebench.board.comparison import about, comparisons_of
+from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.published import page
 from sparsebench.board.reading import MAIN, SUCCESS, describe, frame_of, read
@@ -54,11 +55,8 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
     assert [entry for entry in board.bibtex if entry.startswith("@article")] == ["@article{mine}"]
 
 
-@pytest.mark.parametrize("form", ["table", "md", "latex", "html"])
 @pytest.mark.parametrize("budgets", [(0.5,), (0.7, 0.3)], ids=["one budget", "curves"])
-def test_a_variant_is_marked_and_a_note_says_how_it_differs(
-    tmp_path: Path, form: str, budgets: tuple[float, ...]
-) -> None:
+def test_a_variant_is_marked_and_a_note_says_how_it_differs(tmp_path: Path, budgets: tuple[float, ...]) -> None:
     described(tmp_path, "mine", variant="it skips the second half of the method")
     described(tmp_path, "other")
     sparse = [
@@ -66,11 +64,14 @@ def test_a_variant_is_marked_and_a_note_says_how_it_differs(
     ]
     dense = of_items("dense", 0, 1, 0.9, revision="abc") | called("dense")
     board = board_of(describe(pd.DataFrame([dense, *sparse]), tmp_path), tmp_path)
-    tables = report(board.judged, board.notes).tables
-    marks = {row["strategy"]: row["variant"] or "" for table in tables for row in table.rows}
+    shown = report(board.judged, board.notes)
+    marks = {row["strategy"]: row["variant"] or "" for table in shown.tables for row in table.rows}
     assert marks == {"dense": "", "mine": "yes", "other": ""}
-    text = page(board).decode() if form == "html" else render(report(board.judged, board.notes), form, Choice(width=60))
-    assert text.count("variant") > 1 and "it skips the second half of the method" in text.replace("\n", " ")
+    texts = {form: render(shown, form, Choice(width=60)) for form in ("table", "md", "latex")}
+    texts["html"] = page(board).decode()
+    for form, text in texts.items():
+        assert text.count("variant") > 1, form
+        assert "it skips the second half of the method" in text.replace("\n", " "), form
 
 
 def test_boards_of_records_that_know_no_variants_have_no_mark(tmp_path: Path) -> None:
@@ -88,47 +89,56 @@ def test_a_later_description_with_the_mark_counts(tmp_path: Path) -> None:
     assert list(describe(records, tmp_path)["differs"]) == ["it skips a half"]
 
 
-@pytest.mark.parametrize(
-    ("cited", "address"),
-    [
-        ({"bibtex": "@article{a, url = {https://example.org/a_b?c=1}}"}, "https://example.org/a_b?c=1"),
-        ({"bibtex": "@article{a, doi = {10.1000/abc.d(1)}}"}, "https://doi.org/10.1000/abc.d(1)"),
-        ({"bibtex": "@article{a, journal = {arXiv preprint arXiv:2202.12015}}"}, "https://arxiv.org/abs/2202.12015"),
-        ({"citation": "Shang et al., ICCV 2025, arXiv 2403.15388"}, "https://arxiv.org/abs/2403.15388"),
-        ({"bibtex": "@article{a, url = {javascript:alert(1)}}"}, None),
-        ({"bibtex": r"@inproceedings{a, doi = {10.1234/978-0-12\_7}}"}, "https://doi.org/10.1234/978-0-12_7"),
-        ({"bibtex": r'@article{a, DOI="https://doi.org/10.1234/x{\_}y"}'}, "https://doi.org/10.1234/x_y"),
-        ({"bibtex": "@article{a, doi = {10.1002/(SICI)1-2(19) 3}}"}, "https://doi.org/10.1002/(SICI)1-2(19)"),
-        (
-            {"bibtex": "@article{a, doi = {10.1002/1<2::AID#3>4.0;2-2}}"},
-            "https://doi.org/10.1002/1%3C2::AID%233%3E4.0;2-2",
-        ),
-        (
-            {"bibtex": r"@misc{a, url = {https://e.org/\~{}me/p(2),x\#sec\_1?q=50\%25}}"},
-            "https://e.org/~me/p(2),x#sec_1?q=50%25",
-        ),
-        ({"bibtex": r"@misc{a, howpublished = {\url{https://e.org/w_(b)}, 2020}}"}, "https://e.org/w_(b)"),
-        ({"citation": "One et al. 2021 (see https://e.org/a,b(1))."}, "https://e.org/a,b(1)"),
-        (
-            {"bibtex": "@misc{a, note = {Code: https://git.example.org/a}, doi = {10.1234/a.b}}"},
-            "https://doi.org/10.1234/a.b",
-        ),
-        (
-            {"bibtex": "@misc{a, note = {https://git.example.org/a}, eprint = {2101.00001}}"},
-            "https://arxiv.org/abs/2101.00001",
-        ),
-        (
-            {"citation": "One, doi:10.1234/a_b.", "bibtex": "@misc{a, note = {https://git.example.org/a}}"},
-            "https://doi.org/10.1234/a_b",
-        ),
-        ({"citation": 'A. & B, "x"'}, "https://scholar.google.com/scholar?q=A.+%26+B%2C+%22x%22"),
-    ],
-)
-def test_papers_have_addresses(tmp_path: Path, cited: dict[str, str], address: str | None) -> None:
-    described(tmp_path, "mine", **cited)
-    records = pd.DataFrame([record(accuracy=0.5) | called("mine", power=2)])
-    papers = board_of(describe(records, tmp_path), tmp_path).papers
-    assert papers == ({} if address is None else {"mine": (cited.get("citation", ""), address)})
+CITED: list[tuple[dict[str, str], str | None]] = [
+    ({"bibtex": "@article{a, url = {https://example.org/a_b?c=1}}"}, "https://example.org/a_b?c=1"),
+    ({"bibtex": "@article{a, doi = {10.1000/abc.d(1)}}"}, "https://doi.org/10.1000/abc.d(1)"),
+    ({"bibtex": "@article{a, journal = {arXiv preprint arXiv:2202.12015}}"}, "https://arxiv.org/abs/2202.12015"),
+    ({"citation": "Shang et al., ICCV 2025, arXiv 2403.15388"}, "https://arxiv.org/abs/2403.15388"),
+    ({"bibtex": "@article{a, url = {javascript:alert(1)}}"}, None),
+    ({"bibtex": r"@inproceedings{a, doi = {10.1234/978-0-12\_7}}"}, "https://doi.org/10.1234/978-0-12_7"),
+    ({"bibtex": r'@article{a, DOI="https://doi.org/10.1234/x{\_}y"}'}, "https://doi.org/10.1234/x_y"),
+    ({"bibtex": "@article{a, doi = {10.1002/(SICI)1-2(19) 3}}"}, "https://doi.org/10.1002/(SICI)1-2(19)"),
+    (
+        {"bibtex": "@article{a, doi = {10.1002/1<2::AID#3>4.0;2-2}}"},
+        "https://doi.org/10.1002/1%3C2::AID%233%3E4.0;2-2",
+    ),
+    (
+        {"bibtex": r"@misc{a, url = {https://e.org/\~{}me/p(2),x\#sec\_1?q=50\%25}}"},
+        "https://e.org/~me/p(2),x#sec_1?q=50%25",
+    ),
+    ({"bibtex": r"@misc{a, howpublished = {\url{https://e.org/w_(b)}, 2020}}"}, "https://e.org/w_(b)"),
+    ({"citation": "One et al. 2021 (see https://e.org/a,b(1))."}, "https://e.org/a,b(1)"),
+    (
+        {"bibtex": "@misc{a, note = {Code: https://git.example.org/a}, doi = {10.1234/a.b}}"},
+        "https://doi.org/10.1234/a.b",
+    ),
+    (
+        {"bibtex": "@misc{a, note = {https://git.example.org/a}, eprint = {2101.00001}}"},
+        "https://arxiv.org/abs/2101.00001",
+    ),
+    (
+        {"citation": "One, doi:10.1234/a_b.", "bibtex": "@misc{a, note = {https://git.example.org/a}}"},
+        "https://doi.org/10.1234/a_b",
+    ),
+    ({"citation": 'A. & B, "x"'}, "https://scholar.google.com/scholar?q=A.+%26+B%2C+%22x%22"),
+]
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[str, str]]:
+    """Return the papers of a board whose strategies cite what is in `CITED`, called by their places in it."""
+    folder = tmp_path_factory.mktemp("cited")
+    for place, (cited, _) in enumerate(CITED):
+        described(folder, f"cites_{place}", **cited)
+    records = pd.DataFrame([record(accuracy=0.5) | called(f"cites_{place}", power=2) for place in range(len(CITED))])
+    return board_of(describe(records, folder), folder).papers
+
+
+@pytest.mark.parametrize("place", range(len(CITED)))
+def test_papers_have_addresses(papers: Mapping[str, tuple[str, str]], place: int) -> None:
+    cited, address = CITED[place]
+    expected = None if address is None else (cited.get("citation", ""), address)
+    assert papers.get(f"cites_{place}") == expected
 
 
 def test_environments_are_those_of_the_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,8 +175,10 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     for settings in ([], ["1" * 64]):  # a suite that was run with other options is listed once
         store.Store(tmp_path).keep("suites", {"name": "quick", "version": 3, "settings": settings})
     records, board = rows_in(tmp_path), gather(tmp_path)
-    assert rows_without(dicts(board.judged.rows), "trained") == rows_without(build(records), "trained")
-    assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(build(records, "task"), "trained")
+    judged = judge(records)
+    by_task = judge(records, "task", judged)
+    assert rows_without(dicts(board.judged.rows), "trained") == rows_without(dicts(judged.rows), "trained")
+    assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(dicts(by_task.rows), "trained")
     assert (board.notes, board.suites) == (notes_on(records, board.judged), ["quick, version 3"])
     for n, task in enumerate(("theory", "spurious")):
         suite = {"name": task, "version": 1, "settings": [str(k) * 64 for k in range(n)]}

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from flats import Flat, build, called, of_items
 
-from sparsebench.board.judge import judge
+from sparsebench.board.columns import Row, dicts
+from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.over_budgets import Curves
 from sparsebench.records import manifests
@@ -30,10 +31,9 @@ def without(records: list[Flat], **values: Any) -> list[Flat]:
     return [record for record in records if any(record[key] != value for key, value in values.items())]
 
 
-def ranks(records: list[Flat]) -> dict[str, set[str]]:
+def ranks(records: list[Flat], over_tasks: Leaderboard) -> dict[str, set[str]]:
     """Return the ranks of each strategy, over all tasks and by task, by budget and over all budgets."""
     by_strategy: dict[str, set[str]] = {}
-    over_tasks = judge(records)
     for judged in (over_tasks, judge(records, "task", over_tasks)):
         curves = [ranking.curves.rows for ranking in judged.rankings if ranking.curves is not None]
         for rows in (judged.rows, *curves):
@@ -42,8 +42,8 @@ def ranks(records: list[Flat]) -> dict[str, set[str]]:
     return {strategy: ranks for strategy, ranks in by_strategy.items() if strategy != "dense"}
 
 
-def curves(records: list[Flat]) -> Curves:
-    (ranking,) = judge(records).rankings
+def curves(judged: Leaderboard) -> Curves:
+    (ranking,) = judged.rankings
     assert ranking.curves is not None
     return ranking.curves
 
@@ -56,16 +56,23 @@ LACKING = {
 }
 
 
+@pytest.fixture(scope="module")
+def rows_without_fair() -> list[Row]:
+    """Return the rows of the board without the strategy that lacks something."""
+    return build(without(WORLD, strategy="fair"))
+
+
 @pytest.mark.parametrize("lacking", LACKING.values(), ids=LACKING)
 def test_who_lacks_something_is_not_ranked_and_others_are_as_without(
-    lacking: dict[str, Any],
+    lacking: dict[str, Any], rows_without_fair: list[Row]
 ) -> None:
-    some, rest = without(WORLD, **lacking), without(WORLD, strategy="fair")
-    by_strategy = ranks(some)
+    some = without(WORLD, **lacking)
+    judged = judge(some)
+    by_strategy = ranks(some, judged)
     assert by_strategy["fair"] == {"not ranked"} and "not ranked" not in by_strategy["good"] | by_strategy["poor"]
-    rows = build(some)
+    rows = dicts(judged.rows)
     others = [row for row in rows if row["strategy"] != "fair"]
-    assert others == build(rest)
+    assert others == rows_without_fair
     (row, *_) = [row for row in rows if row["strategy"] == "fair"]
     last = [row["rank"] == "not ranked" for row in rows if row["kind"] != "oracle"]
     assert last == sorted(last), "below all that are ranked"
@@ -75,14 +82,16 @@ def test_who_lacks_something_is_not_ranked_and_others_are_as_without(
 @pytest.mark.parametrize("world", [WORLD, SINGLE], ids=["several budgets", "one"])
 def test_without_dense_nothing_is_ranked(world: list[Flat]) -> None:
     some = without(world, strategy="dense")
-    assert set().union(*ranks(some).values()) == {"not ranked"}
-    assert "composite: dense is missing, so nothing is ranked" in notes_on(some)
+    judged = judge(some)
+    assert set().union(*ranks(some, judged).values()) == {"not ranked"}
+    assert "composite: dense is missing, so nothing is ranked" in notes_on(some, judged)
     failed = [
         *some,
         *(record | {"status": "failed", "reason": "x"} for record in world if record["strategy"] == "dense"),
     ]
-    assert {row["rank"] for row in build(failed)} == {"not ranked"}
-    assert "composite: dense has no result, so nothing is ranked" in notes_on(failed)
+    judged = judge(failed)
+    assert {row["rank"] for row in dicts(judged.rows)} == {"not ranked"}
+    assert "composite: dense has no result, so nothing is ranked" in notes_on(failed, judged)
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
@@ -92,14 +101,15 @@ def test_a_failure_at_one_budget_prevents_a_rank(
     """What failed at one budget is ranked at none and what cannot be is not missing."""
     failed = [record | {"status": status, "reason": "x"} if record["strategy"] == "fair"
             and record["macs_ratio_asked"] == 0.5 else record for record in WORLD]  # fmt: skip
-    fair = ranks(failed)["fair"]
+    judged = judge(failed)
+    fair = ranks(failed, judged)["fair"]
     assert ("not ranked" in fair) == (status == "failed") == (fair == {"not ranked"})
-    assert not any("without" in line for line in notes_on(failed))
+    assert not any("without" in line for line in notes_on(failed, judged))
 
 
 def test_a_budget_that_one_alone_has_is_wanted_of_nobody() -> None:
     more = [*WORLD, *(of_items("good", seed, 0.1, 0.5) for seed in range(3))]
-    now, before = curves(more), curves(WORLD)
+    now, before = curves(judge(more)), curves(judge(WORLD))
     assert now.budgets == (*BUDGETS, 0.1) and now.middle == before.middle
     assert now.rows["rank"].to_dict() == before.rows["rank"].to_dict()
     assert now.rows.loc["poor", "kept_accuracy"] == before.rows.loc["poor", "kept_accuracy"]
@@ -107,11 +117,12 @@ def test_a_budget_that_one_alone_has_is_wanted_of_nobody() -> None:
 
 def test_a_seed_of_dense_that_is_missing_leaves_out_that_seed_for_all() -> None:
     some = without(WORLD, strategy="dense", repetition=2)
-    now, fewer = curves(some).rows.loc[[*RATES]], curves(without(WORLD, repetition=2)).rows.loc[[*RATES]]
+    judged, judged_without = judge(some), judge(without(WORLD, repetition=2))
+    now, fewer = curves(judged).rows.loc[[*RATES]], curves(judged_without).rows.loc[[*RATES]]
     assert now["rank"].tolist() == fewer["rank"].tolist()
     assert now["kept_accuracy"].tolist() == pytest.approx(fewer["kept_accuracy"].tolist())
-    assert build(some) == build(without(WORLD, repetition=2))
-    (line,) = notes_on(some, technical=False)
+    assert dicts(judged.rows) == dicts(judged_without.rows)
+    (line,) = notes_on(some, judged, technical=False)
     assert all(name in line for name in RATES) and "dense lack" in line
 
 

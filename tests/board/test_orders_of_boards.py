@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from flats import Flat, budgeted, of_items
+from published_boards import write_part
 from scipy.stats import spearmanr
 
 from sparsebench.board import orders
@@ -118,7 +119,8 @@ def test_the_heat_map_has_each_pair_of_budgets() -> None:
 
 
 def test_the_command_writes_table_and_picture(tmp_path: Path) -> None:
-    words = ["leaderboard", QUICK, "--against", QUICK]
+    folder = write_part(tmp_path / "board", ("dense", "tome", "attn_topk", "noise", "random_inside"))
+    words = ["leaderboard", str(folder), "--against", str(folder)]
     result = CliRunner().invoke(main, [*words, "--format", "csv"])
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(io.StringIO(result.stdout)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flats import Flat, build, in_blocks, of_items
+from flats import Flat, in_blocks, of_items
 
 from sparsebench.board import columns
 from sparsebench.board.columns import Row, dicts, keys_of
@@ -51,6 +51,11 @@ WORLD = [
 ]
 
 
+@pytest.fixture(scope="module")
+def world() -> Leaderboard:
+    return judge(WORLD)
+
+
 def over(judged: Leaderboard) -> Curves:
     ranking = judged.over_budgets
     assert ranking is not None and ranking.curves is not None
@@ -62,8 +67,8 @@ def row_of(board: Curves, strategy: str) -> Row:
     return row
 
 
-def test_a_row_a_strategy_dense_first_and_oracles_last() -> None:
-    board = over(judge(WORLD))
+def test_a_row_a_strategy_dense_first_and_oracles_last(world: Leaderboard) -> None:
+    board = over(world)
     assert list(board.rows["strategy"]) == ["dense", "good", "random_inside", "steep", "oracle"]
     assert (board.budgets, board.middle) == (BUDGETS, 0.5)
     assert list(board.rows["rank"]) == ["not ranked", "1", "2", "3", "not ranked"]
@@ -99,26 +104,26 @@ def test_a_strategy_that_spends_more_than_its_budget_is_not_the_best_at_it() -> 
     assert only["best"] is None
 
 
-def test_files_have_the_rank_of_the_table_too() -> None:
-    judged = judge(WORLD)
+def test_files_have_the_rank_of_the_table_too(world: Leaderboard) -> None:
+    judged = world
     ranks = judged.rows.groupby("strategy")["kept_accuracy_rank"].agg(set).to_dict()
     assert ranks == {name: {rank} for name, rank in over(judged).rows["rank"].items()}
 
 
 def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
     equal = [*WORLD, *records("goodly", dict.fromkeys(BUDGETS, 0.89))]
-    board = over(judge(equal))
+    judged = judge(equal)
+    board = over(judged)
     assert {name: row_of(board, name)["rank"] for name in ("good", "goodly", "random_inside", "steep")} == {
         "good": "1-2", "goodly": "1-2", "random_inside": "3", "steep": "4",
     }  # fmt: skip
-    assert any("80 % of cases (3 seeds each; 6 pairs" in line
-               for line in notes_on(equal, judge(equal)))  # fmt: skip
+    assert any("80 % of cases (3 seeds each; 6 pairs" in line for line in notes_on(equal, judged))
 
 
-def test_the_columns_of_a_row_are_what_was_measured() -> None:
-    board = over(judge(WORLD))
+def test_the_columns_of_a_row_are_what_was_measured(world: Leaderboard) -> None:
+    board = over(world)
     good, steep, dense = (row_of(board, name) for name in ("good", "steep", "dense"))
-    by_budget = {row["budget"]: row for row in build(WORLD) if row["strategy"] == "steep"}
+    by_budget = {row["budget"]: row for row in dicts(world.rows) if row["strategy"] == "steep"}
     assert [steep[f"accuracy_at_{b:g}"] for b in BUDGETS] == [by_budget[f"macs {b:g}"]["accuracy"] for b in BUDGETS]
     assert [steep[f"accuracy_at_{b:g}_spent"] for b in BUDGETS] == [None, None, pytest.approx(0.4)]
     for key in ("random_delta", "random_delta_low", "versus_random"):
@@ -143,7 +148,7 @@ def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
     assert keys_of(judge(single).columns) == keys_of(columns.ALWAYS_SHOWN)
 
 
-def test_a_strategy_with_other_budgets_has_its_own_row() -> None:
+def test_a_strategy_with_other_budgets_has_its_own_row(world: Leaderboard) -> None:
     """Other budgets of a strategy are a row of their own and the rest is named."""
     inside = records("good", dict.fromkeys(BUDGETS, 0.8))
     inside = [r | in_blocks(r["macs_ratio_asked"], 0, 1) | {"cell_id": f"{r['cell_id']} @"} for r in inside]
@@ -152,17 +157,17 @@ def test_a_strategy_with_other_budgets_has_its_own_row() -> None:
     judged = judge([*WORLD, *inside, *rates])
     assert {"good", "good @0,1"} < set(over(judged).rows["strategy"])
     assert "1 rows have budgets that are no shares of dense MACs" in text(judged, "md")
-    assert "no shares of dense MACs" not in text(judge(WORLD), "md")
+    assert "no shares of dense MACs" not in text(world, "md")
 
 
-def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
+def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles(world: Leaderboard) -> None:
     frozen = [r | {"track": "frozen", "cell_id": f"f {r['cell_id']}"} for r in WORLD if r["strategy"] != "steep"]
     mixed = [*(r | {"track": "scratch"} for r in WORLD), *frozen]
     judged = judge(mixed)
     assert (
         judged.rankings[0].comparison.track == "scratch" and len(over(judged).rows) == 5
     )  # the one with the most records
-    alone = over(judge(WORLD)).rows  # without differences the task has only its name
+    alone = over(world).rows  # without differences the task has only its name
     assert dicts(over(judged).rows.drop(columns="task")) == dicts(alone.drop(columns="task"))
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
@@ -204,9 +209,9 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     assert header[-1] == "doubt"
 
 
-def test_a_board_begins_with_the_data_and_the_best() -> None:
+def test_a_board_begins_with_the_data_and_the_best(world: Leaderboard) -> None:
     """At 0.7 one strategy is the best, at lower budgets another; oracles and baselines do not count."""
-    table = best(judge(WORLD).rankings[0])
+    table = best(world.rankings[0])
     assert all(
         part in table.above for part in ("composite, 6 classes, 600 test ", "3 networks of model vit", "scratch")
     )
@@ -225,6 +230,6 @@ def test_a_board_begins_with_the_data_and_the_best() -> None:
         ("1", "dense"),
         ("macs 0.5", "good"),
     ]
-    for judged in (judge(WORLD), single):
+    for judged in (world, single):
         made = text(judged, "table")
         assert made.index("task composite") < made.index("most accurate") < made.index("All strategies")

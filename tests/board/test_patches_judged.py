@@ -18,6 +18,8 @@ from sparsebench.records.record import numbers_of
 from sparsebench.runner import run as runs
 from sparsebench.runner.progress import SILENT
 
+pytestmark = pytest.mark.usefixtures("timed_once")
+
 TASK, N_TRAIN, STRATEGY = "patches:test=40", 40, "attn_topk"
 EVERY = ("dense", STRATEGY, "random_inside:macs=0.5")
 

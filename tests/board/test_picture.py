@@ -9,21 +9,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
-import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from published_boards import write_part
 
 from sparsebench.board import picture
 from sparsebench.board.over_budgets import Curves
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.records import store, table
 from sparsebench.stats import paired, style
 
-QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 BUDGETS = (0.8, 0.6, 0.4)
 TITLE = "Digits on photographs, ten classes. 24 networks. Tested as they are."
 
@@ -234,15 +232,17 @@ def call(*words: object) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the records of a few strategies; do not write to it."""
-    folder, rows = tmp_path_factory.mktemp("few"), store.rows(QUICK)
-    rows = rows.filter(pc.field("strategy").isin(["dense", "tome", "noise", "attn_topk", "random_inside", "oracle"]))
-    table.write(folder / "records" / "few.parquet", rows, store.sidecars(QUICK, *store.SIDECARS))
-    return folder
+    some = ("dense", "tome", "noise", "attn_topk", "random_inside", "oracle")
+    return write_part(tmp_path_factory.mktemp("few"), some)
 
 
 def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path) -> None:
-    for name, *words in (("board.svg", "--strategies", "tome, noise"), ("gap.pdf", "--of", "gap", "--width", "one")):
-        code, output = call(few, "--picture", tmp_path / name, *words)
+    gaps = write_part(tmp_path / "gaps", ("dense", "tome", "random_inside", "oracle"), ["spurious"])
+    for folder, name, *words in (
+        (few, "board.svg", "--strategies", "tome, noise"),
+        (gaps, "gap.pdf", "--of", "gap", "--width", "one"),
+    ):
+        code, output = call(folder, "--picture", tmp_path / name, *words)
         assert code == 0 and "written" in output
     texts, gap = (tmp_path / "board.svg").read_text(encoding="utf-8"), (tmp_path / "gap.pdf").read_bytes()
     assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts

@@ -13,7 +13,7 @@ from sparsebench.board import relevance
 from sparsebench.board.board import Board
 from sparsebench.board.columns import dicts, frame
 from sparsebench.board.comparison import about
-from sparsebench.board.judge import judge
+from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.reading import TARGET, frame_of
 from sparsebench.board.tables import render
 from sparsebench.board.views import report
@@ -67,9 +67,14 @@ def table() -> pd.DataFrame:
     return frame_of(records)
 
 
-def test_images_to_the_target_of_dense(table: pd.DataFrame) -> None:
+@pytest.fixture(scope="module")
+def judged_table(table: pd.DataFrame) -> Leaderboard:
+    return judge(table)
+
+
+def test_images_to_the_target_of_dense(judged_table: Leaderboard) -> None:
     """Chance is 1/4 and dense reaches .8525, so the target is .79225."""
-    rows = dicts(judge(table).rows)
+    rows = dicts(judged_table.rows)
     target = 0.25 + 0.9 * (0.85 + 1 / ITEMS - 0.25)
     good = row_of(rows, "good")
     low, high = 0.6 + 1 / ITEMS, 0.9 + 1 / ITEMS
@@ -82,24 +87,23 @@ def test_images_to_the_target_of_dense(table: pd.DataFrame) -> None:
     assert fixed == pytest.approx(80 * 4 ** ((0.75 - low) / (high - low)))
 
 
-def test_what_lies_beyond_the_numbers_tried_is_printed_as_a_bound_and_a_tie(table: pd.DataFrame) -> None:
-    judged = judge(table)
-    rows = dicts(judged.rows)
+def test_what_lies_beyond_the_numbers_tried_is_printed_as_a_bound_and_a_tie(judged_table: Leaderboard) -> None:
+    rows = dicts(judged_table.rows)
     ranks = {row["strategy"]: row["images_to_target_rank"] for row in rows}
     assert ranks == {"best": "1", "good": "2", "dense": "3", "bad": "4-5", "worse": "4-5", "oracle": None}
-    content = report(judged)
+    content = report(judged_table)
     csv = render(content, "csv")
     assert "< 20" in csv and "> 320" in csv
     data = {row["strategy"]: row for row in json.loads(render(content, "json"))}
     assert data["best"]["images_to_target"] == "< 20"
     assert data["worse"]["images_to_target"] == data["worse"]["images_to_target_high"] == "> 320"
-    numbers = frame(judged.rows, judged.columns).set_index("strategy")["images_to_target"]
+    numbers = frame(judged_table.rows, judged_table.columns).set_index("strategy")["images_to_target"]
     assert numbers["best"] == 0 and numbers["worse"] == math.inf
     assert "images to target" in render(content, "md")
 
 
-def test_accuracies_are_those_with_the_most_images_and_neighbours_have_differences(table: pd.DataFrame) -> None:
-    rows = dicts(judge(table).rows)
+def test_accuracies_are_those_with_the_most_images_and_neighbours_have_differences(judged_table: Leaderboard) -> None:
+    rows = dicts(judged_table.rows)
     good = row_of(rows, "good")
     assert good["accuracy"] == pytest.approx(0.95 + 1 / ITEMS)
     assert good["accuracy_delta"] == pytest.approx(0.1)
@@ -164,12 +168,17 @@ def test_probes_are_never_compared_with_other_tracks() -> None:
     assert tracks == {"frozen", "probe"}
 
 
+def board_of(table: pd.DataFrame) -> Board:
+    judged = judge(table)
+    return Board(judged, judge(table, "task", judged))
+
+
 class TestRelevance:
     """The picture of samples over the share of relevant tokens."""
 
     def points(self, records: list[Flat]) -> list[relevance.Points]:
         table = frame_of(pd.DataFrame(records))
-        board = Board(judge(table), judge(table, "task"))
+        board = board_of(table)
         relevance.draw(board, ["good"] if any(record["strategy"] == "good" for record in records) else [])
         return relevance.points_of(board)
 
@@ -193,7 +202,7 @@ class TestRelevance:
             *probed("bad", (0.3, 0.4, 0.5), 0.4, 0.2),
         ]
         table = frame_of(pd.DataFrame(records))
-        figure = relevance.draw(Board(judge(table), judge(table, "task")))
+        figure = relevance.draw(board_of(table))
         legend = figure.axes[0].get_legend()
         assert legend is not None
         assert [text.get_text() for text in legend.get_texts()] == ["strategy", "dense"]

@@ -4,9 +4,11 @@ The board has the published records of six strategies on one task; one cell of `
 computed from the records alone.
 """
 
+import functools
 import json
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +79,20 @@ def accuracies(records: list[Record]) -> Accuracies:
     return {key: float(np.mean(of_seeds)) for key, of_seeds in values.items()}
 
 
-def printed(folder: Path, form: str) -> str:
-    result = CliRunner().invoke(main, ["leaderboard", str(folder), "--format", form])
-    assert result.exit_code == 0, result.output
-    return result.output
+Printed = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> Printed:
+    """Return a function that prints the board in a format, once for each format."""
+
+    @functools.cache
+    def print_in(form: str) -> str:
+        result = CliRunner().invoke(main, ["leaderboard", str(folder), "--format", form])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return print_in
 
 
 def rows_of(text: str, form: str) -> dict[str, dict[str, str]]:
@@ -106,9 +118,9 @@ def data_of_page(board: Board) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("form", ["table", "md"])
 def test_a_table_has_the_accuracy_of_each_strategy_at_each_budget(
-    folder: Path, accuracies: Accuracies, form: str
+    printed: Printed, accuracies: Accuracies, form: str
 ) -> None:
-    rows = rows_of(printed(folder, form), form)
+    rows = rows_of(printed(form), form)
     for strategy in set(STRATEGIES) - {"dense"}:
         for budget in BUDGETS:
             text = rows[strategy][f"@{budget:g}".replace("@0.", "@.")]
@@ -121,34 +133,34 @@ def test_a_page_has_the_accuracy_of_each_strategy_at_each_budget(board: Board, a
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-def test_strategies_that_do_not_differ_share_an_interval_of_ranks(folder: Path, form: str) -> None:
-    ranks = {strategy: row["rank"] for strategy, row in rows_of(printed(folder, form), form).items()}
+def test_strategies_that_do_not_differ_share_an_interval_of_ranks(printed: Printed, form: str) -> None:
+    ranks = {strategy: row["rank"] for strategy, row in rows_of(printed(form), form).items()}
     assert ranks["attn_topk"] == ranks["tome"] == "1-2" and ranks["random_inside"] == "3"
     assert not {ranks[name] for name in ("dense", "oracle", "noise")} & {"1", "2", "3", "4", "5", "6"}
 
 
-def test_a_page_has_the_ranks_of_the_table(folder: Path, board: Board) -> None:
+def test_a_page_has_the_ranks_of_the_table(printed: Printed, board: Board) -> None:
     ranks = {row["strategy"]: row["rank"] or "-" for row in data_of_page(board)}
-    assert ranks == {strategy: row["rank"] for strategy, row in rows_of(printed(folder, "table"), "table").items()}
+    assert ranks == {strategy: row["rank"] for strategy, row in rows_of(printed("table"), "table").items()}
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-def test_dense_is_the_first_row_and_oracles_the_last(folder: Path, form: str) -> None:
-    names = list(rows_of(printed(folder, form), form))
+def test_dense_is_the_first_row_and_oracles_the_last(printed: Printed, form: str) -> None:
+    names = list(rows_of(printed(form), form))
     assert names[0] == "dense" and names[-1] == "oracle" and sorted(names) == sorted(STRATEGIES)
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
-def test_a_note_names_the_strategy_with_a_failed_cell_and_the_reason(folder: Path, form: str) -> None:
-    lines = [line for line in printed(folder, form).splitlines() if REASON in line]
+def test_a_note_names_the_strategy_with_a_failed_cell_and_the_reason(printed: Printed, form: str) -> None:
+    lines = [line for line in printed(form).splitlines() if REASON in line]
     assert any("noise" in line for line in lines)
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
 def test_the_best_strategy_at_each_budget_stands_above_all_strategies(
-    folder: Path, accuracies: Accuracies, form: str
+    printed: Printed, accuracies: Accuracies, form: str
 ) -> None:
-    text = re.sub(r"<t[hdr][^>]*>", " ", printed(folder, form))
+    text = re.sub(r"<t[hdr][^>]*>", " ", printed(form))
     above = text[: text.index("All strategies")].splitlines()
     for budget in BUDGETS:
         # The oracle and baselines are no candidates.
@@ -158,8 +170,8 @@ def test_the_best_strategy_at_each_budget_stands_above_all_strategies(
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
-def test_a_board_says_what_was_measured(folder: Path, form: str) -> None:
-    text = printed(folder, form)
+def test_a_board_says_what_was_measured(printed: Printed, form: str) -> None:
+    text = printed(form)
     for fact in ("task composite", "3 networks", "1,000 test images", "track frozen"):
         assert fact in text
 

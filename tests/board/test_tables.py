@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from published_boards import PUBLISHED, write_part
 
 import sparsebench
 from sparsebench.board import columns
@@ -22,8 +23,6 @@ from sparsebench.board.tables import render as write
 from sparsebench.board.views import PAIRS
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 
 COLUMNS, BY_TASK = keys_of(columns.ALWAYS_SHOWN), keys_of(columns.BY_TASK)
 
@@ -208,11 +207,17 @@ def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
         write(table, "md", Choice(("rank", "none")))
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the records of a few strategies; do not write to it."""
+    return write_part(tmp_path_factory.mktemp("few"), ("dense", "tome", "attn_topk"))
+
+
 @pytest.mark.parametrize("arguments", [("--by", "task"), ("--view", "pairs")], ids=str)
-def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...]) -> None:
+def test_tables_fit_a_terminal_unless_all_is_asked_for(few: Path, arguments: tuple[str, ...]) -> None:
     def width(*more: str) -> int:
         """Return the width of the first table, without its title."""
-        text = CliRunner().invoke(main, ["leaderboard", str(GOLDEN), *arguments, *more]).stdout
+        text = CliRunner().invoke(main, ["leaderboard", str(few), *arguments, *more]).stdout
         return next(max(map(len, lines)) for part in text.split("\n\n") if len(lines := part.splitlines()) > 1)
 
     assert width() <= 100 < width("--wide")
@@ -245,7 +250,7 @@ def test_a_frame_has_infinity_where_nothing_is_reached() -> None:
 
 def test_every_column_of_a_published_board_is_described() -> None:
     """Every column of a published board says what it is and no number is text."""
-    table = sparsebench.leaderboard(GOLDEN.parents[2] / "leaderboard" / "quick")
+    table = sparsebench.leaderboard(PUBLISHED)
     assert set(table.columns) == set(table.attrs) and all(table.attrs.values())
     assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30
     lowest = table[table["macs_at_2_at_most"]]

@@ -89,6 +89,11 @@ PAPER_ROWS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def ranked() -> list[Ranking]:
+    return rankings(PAPER_ROWS)
+
+
 def of_paper(rows: list[Flat], form: str, choice: Choice = ALL) -> str:
     return render(views.paper(rankings(rows)), form, choice)
 
@@ -100,9 +105,9 @@ def shown_in_markdown(text: str) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
-def test_the_table_of_a_paper_is_sorted_by_budget_and_accuracy() -> None:
+def test_the_table_of_a_paper_is_sorted_by_budget_and_accuracy(ranked: list[Ranking]) -> None:
     """The table of a paper has dense and then each budget with its most accurate strategy first."""
-    rows = json.loads(of_paper(PAPER_ROWS, "json"))
+    rows = json.loads(render(views.paper(ranked), "json"))
     assert [(row["strategy"], row["budget"]) for row in rows] == [
         ("dense", "macs 1"), ("evit", "macs 0.5"), ("tome", "macs 0.5"), ("evit", "macs 0.25"), ("tome", "macs 0.25"),
     ]  # fmt: skip
@@ -116,9 +121,9 @@ def test_the_table_of_a_paper_is_sorted_by_budget_and_accuracy() -> None:
     assert [row["parameters"] for row in rows][:3] == [22.05e6, None, 22.05e6] and rows[1]["accuracy_top5"] is None
 
 
-def test_numbers_have_units_for_people() -> None:
+def test_numbers_have_units_for_people(ranked: list[Ranking]) -> None:
     """People see percent points and thousand millions and what was timed."""
-    text = of_paper(PAPER_ROWS, "md")
+    text = render(views.paper(ranked), "md")
     dense, evit, tome, *_ = shown_in_markdown(text)
     assert dense["top-1, %"] == "79.8" and dense["gain over dense, points"] == "-" and dense["params, M"] == "22.1"
     assert tome["GMACs"] == "2.30" and tome["top-5, %"] == "95.0" and tome["speed-up"] == "1.50"
@@ -126,7 +131,8 @@ def test_numbers_have_units_for_people() -> None:
     for detail in ("deit", "H100", "bfloat16", "batch 200", "oracle"):
         assert detail in text
     old = [{key: x for key, x in row.items() if key not in ("parameters", "timed_batch")} for row in PAPER_ROWS]
-    (row, *_), text = shown_in_markdown(of_paper(old, "md")), of_paper(old, "md")
+    text = of_paper(old, "md")
+    row, *_ = shown_in_markdown(text)
     assert "params, M" not in row and "batch" not in text
 
 
@@ -198,8 +204,8 @@ def timed(folder: Path, **other: Any) -> Path:
     return folder
 
 
-def test_times_of_speed_are_joined_by_network_strategy_and_budget(tmp_path: Path) -> None:
-    report = views.paper(rankings(PAPER_ROWS), timed(tmp_path / "s"))
+def test_times_of_speed_are_joined_by_network_strategy_and_budget(ranked: list[Ranking], tmp_path: Path) -> None:
+    report = views.paper(ranked, timed(tmp_path / "s"))
     rows = {(row["strategy"], row["budget"]): row for row in report.data.rows}
     keys = ("images_per_s", "speed_up", "latency", "memory")
     assert [rows["dense", "macs 1"][key] for key in keys] == pytest.approx([1600, 1, 4, 2e9])
@@ -213,17 +219,19 @@ def test_times_of_speed_are_joined_by_network_strategy_and_budget(tmp_path: Path
 
 
 @pytest.mark.parametrize("other", [{"network": "vit_base"}, {"precision": "float32"}, {"macs": 1e9}])
-def test_times_of_something_else_are_not_joined_and_a_line_says_so(other: Any, tmp_path: Path) -> None:
-    (table,) = views.paper(rankings(PAPER_ROWS), timed(tmp_path / "s", **other)).tables
+def test_times_of_something_else_are_not_joined_and_a_line_says_so(
+    ranked: list[Ranking], other: Any, tmp_path: Path
+) -> None:
+    (table,) = views.paper(ranked, timed(tmp_path / "s", **other)).tables
     assert "has no times of these strategies on deit_small in bfloat16" in table.legend[-1]
 
 
-def test_a_folder_without_times_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_times_is_refused(ranked: list[Ranking], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"speed.jsonl cannot be read"):
-        views.paper(rankings(PAPER_ROWS), tmp_path)
+        views.paper(ranked, tmp_path)
     (tmp_path / "speed.jsonl").write_text('{"p50": 1}\n')
     with pytest.raises(UserError, match="measure again"):
-        views.paper(rankings(PAPER_ROWS), tmp_path)
+        views.paper(ranked, tmp_path)
 
 
 def test_latex_splits_a_long_table_between_budgets() -> None:

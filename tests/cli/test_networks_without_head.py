@@ -216,11 +216,14 @@ def test_compare_compares_features(place: Path, tmp_path: Path, suite: list[str]
         assert interval["cosine_low"] < interval["cosine"] < interval["cosine_high"]
     assert set(result["cosines"]) == {"a_dense", "b_dense", "a_b"} and result["samples"] == 3 * PICTURES
     assert not (tmp_path / "out" / "records").exists(), "nothing is recorded of a network that has no classes"
-    text = call(*words, *weights(place), "--device", "cpu", "--jobs", 0, "--out", tmp_path / "out").stdout
+
+
+def test_compare_says_that_it_compares_features_only_without_a_head(place: Path, tmp_path: Path) -> None:
+    words = ["compare", "attn_topk:macs=0.5", "tome:macs=0.5", "--suite", "folder", *pictures(place), "--model", MODEL]
+    words += ["--device", "cpu", "--jobs", "0"]
+    text = call(*words, *weights(place), "--out", tmp_path / "out").stdout
     assert "no head" in text and "cosine" in text
-    with_head = call(
-        *words, *weights(place, "whole"), "--device", "cpu", "--jobs", 0, "--out", tmp_path / "whole", "--json"
-    )
+    with_head = call(*words, *weights(place, "whole"), "--out", tmp_path / "whole", "--json")
     assert with_head.exit_code == 0 and "cosines" not in json.loads(with_head.stdout)
 
 

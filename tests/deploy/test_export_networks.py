@@ -61,8 +61,15 @@ def test_the_network_compiles_whole(name, compares, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torch about itself
-@pytest.mark.parametrize("name", ["divprune", "attn_topk", "random"])
-@pytest.mark.parametrize("wrap", [lambda sparse: sparse, torch.nn.Sequential], ids=["alone", "inside another module"])
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        ("divprune", lambda sparse: sparse),
+        ("random", lambda sparse: sparse),
+        ("attn_topk", torch.nn.Sequential),
+    ],
+    ids=["divprune", "random", "attn_topk inside another module"],
+)
 @torch.no_grad()
 def test_a_trace_of_one_batch_is_refused(name, wrap):
     """A trace of one batch is refused but a program of torch export is right."""

@@ -1,5 +1,6 @@
 """The records of a published board."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -7,6 +8,13 @@ import pyarrow.compute as pc
 from sparsebench.records import store, table
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
+
+
+def write_part(folder: Path, strategies: Sequence[str], tasks: Sequence[str] = ("composite",)) -> Path:
+    """Write the records of some strategies on some tasks, and what describes them; return the folder."""
+    rows = store.rows(PUBLISHED).filter(pc.field("strategy").isin(strategies) & pc.field("task").isin(tasks))
+    table.write(folder / "records" / "some.parquet", rows, store.sidecars(PUBLISHED, *store.SIDECARS))
+    return folder
 
 
 def write_board(folder: Path) -> None:

@@ -214,13 +214,9 @@ def test_the_endpoint_is_that_of_the_environment(out: Path, tmp_path: Path) -> N
     with running() as hub:
         env = os.environ | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
         command = [sys.executable, "-m", "sparsebench", "submit", str(out), "--to", str(tmp_path / "to"), "--hub", NAME]
-        hub.breaks = {"commit"}
-        broken = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-        hub.breaks = set()
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert broken.returncode == 2 and "Traceback" not in broken.stderr
     assert done.returncode == 0 and re.fullmatch(f"{hub.address}/datasets/{NAME}\n", done.stdout)
-    assert not any(TOKEN in one.stdout + one.stderr for one in (broken, done))
+    assert TOKEN not in done.stdout + done.stderr
 
 
 def test_each_network_and_budget_has_a_result_of_its_own(hub: Hub, suite: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_bit_that_changes_among_the_columns_changes_no_value(tmp_path: Path) -
     content, whole = file.read_bytes(), table.read(file)
     columns = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     rng, refused = np.random.default_rng(0), 0
-    for place in rng.integers(4, columns, 300):
+    for place in rng.integers(4, columns, 100):
         torn = bytearray(content)
         torn[place] ^= 1 << rng.integers(8)
         file.write_bytes(torn)
@@ -105,7 +105,7 @@ def test_a_bit_that_changes_among_the_columns_changes_no_value(tmp_path: Path) -
             assert table.read(file).equals(whole)
         except UserError:
             refused += 1
-    assert refused > 150
+    assert refused > 50
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ function parts(text, { interval }) {
 }
 
 // As in tables.py: signs of Markdown, addresses of mail, and places where a spreadsheet sees a formula.
-const SIGNS = /[\\|*~$`]|(?<![\p{L}\p{N}])_|_(?![\p{L}\p{N}])|&(?=#?\w+;)/gu;
+const SIGNS = /[\\|~$`]|\*(?=\S)|(?<=\S)\*|(?<![\p{L}\p{N}])_|_(?![\p{L}\p{N}])|&(?=#?\w+;)/gu;
 const LINKS = /<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=\/\/)|(?<=\b[wW]{3})\./g;
 const MAIL = /(?<=[\w.+-])@(?=[\w-]+\.)/g;
 const FORMULA = /(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))/g;
