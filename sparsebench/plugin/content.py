@@ -233,10 +233,13 @@ class Content:
 
     def _check_modules(self, before: Collection[str]) -> None:
         """Raise UserError if a module of the author was imported that is not in `files`."""
+        known = {*LIBRARIES, *self.imports, "__mp_main__"}
         for name, module in list(sys.modules.items()):
+            if name in before:
+                continue
             file = getattr(module, "__dict__", {}).get("__file__")  # getattr would import modules that are lazy
             top = name.partition(".")[0]
-            if name in before or file is None or top in {*LIBRARIES, *self.imports, "__mp_main__"}:
+            if file is None or top in known:
                 continue
             if not Path(file).is_file() or is_installed(Path(file)) or Path(file) in self.paths:
                 continue

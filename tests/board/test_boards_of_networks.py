@@ -21,6 +21,7 @@ from scipy import stats
 
 import sparsebench
 from sparsebench.board.board import gather
+from sparsebench.board.columns import dicts
 from sparsebench.board.comparison import about
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
@@ -56,27 +57,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(files: Path, out: Path, network: str, plugins: tuple[str, ...] = ("attn_topk",), **options: Any) -> None:
+def run(files: Path, out: Path, *networks: str, plugins: tuple[str, ...] = ("attn_topk",), **options: Any) -> None:
     values = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"}
     values |= {"images": f"folder:{files / 'pictures'}"} | options
     sparsebench.run(
-        list(plugins), suite="folder", model=f"timm:{ARCH}", weights=files / f"{network}.safetensors", out=out, jobs=0,
-        **values,
+        list(plugins), suite="folder", model=f"timm:{ARCH}", out=out, jobs=0,
+        weights=[files / f"{network}.safetensors" for network in networks], **values,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def of_one(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one")
-    run(files, out, "one", ("attn_topk", "random_inside"))
+    run(files, out, "one", plugins=("attn_topk", "random_inside"))
     return out
 
 
 @pytest.fixture(scope="module")
 def of_three(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("three")
-    for network in ("one", "two", "three"):
-        run(files, out, network, ("attn_topk", "random_inside"), seeds=2, macs=[0.6])
+    run(files, out, "one", "two", "three", plugins=("attn_topk", "random_inside"), seeds=2, macs=[0.6])
     return out
 
 
@@ -103,14 +103,16 @@ def test_each_repetition_is_run_that_tests_on_other_pictures(files: Path, tmp_pa
     names = ("dense", "attn_topk", "random", "random_inside")
     assert Counter(record.cell.strategy.name for record in every) == dict.fromkeys(names, 3)
     dense = sorted((r for r in every if r.cell.strategy.name == "dense"), key=lambda r: r.cell.repetition)
-    rows = build(read(tmp_path))
+    table = read(tmp_path)
+    judged = judge(table)
+    rows = dicts(judged.rows)
     assert {row["n_seeds"] for row in rows} == {1}
     hits = np.concatenate([right(record) for record in dense])
     row = row_of(rows, "dense")
     assert row["accuracy"] == pytest.approx(hits.mean())
     low, high = stats.binomtest(int(hits.sum()), 30).proportion_ci(method="wilson")
     assert row["accuracy_low"] < low and row["accuracy_high"] > high  # some of the 24 pictures were drawn twice
-    assert "folder: one network: intervals and tests are over its test items alone" in notes_on(read(tmp_path))
+    assert "folder: one network: intervals and tests are over its test items alone" in notes_on(table, judged)
 
 
 def test_weights_whose_outputs_overflow_are_no_fault_of_a_training(files: Path, tmp_path: Path) -> None:
@@ -130,7 +132,8 @@ def test_weights_whose_outputs_overflow_are_no_fault_of_a_training(files: Path, 
 
 
 def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
-    rows = build(read(of_one))
+    judged = judge(read(of_one))
+    rows = dicts(judged.rows)
     every = {(r.cell.strategy.name, r.cell.budget.macs, r.cell.repetition): right(r) for r in records(of_one)}
     dense, topk = every["dense", 1.0, 0], every["attn_topk", 0.6, 0]
     row = row_of(rows, "attn_topk", budget="macs 0.6")
@@ -147,7 +150,7 @@ def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
     error = stats.sem(topk - mean)
     half = row["random_delta_high"] - row["random_delta"]
     assert stats.t.ppf(0.975, 23) * error < half < stats.t.ppf(0.975, 23) * (error + 0.06)
-    ranking = judge(read(of_one)).over_budgets
+    ranking = judged.over_budgets
     assert ranking is not None and ranking.curves is not None
     kept = ranking.curves.rows[1:]
     assert (kept["kept_accuracy_low"] < kept["kept_accuracy"]).all()
@@ -157,8 +160,9 @@ def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
 
 def test_networks_are_compared_network_by_network(of_three: Path) -> None:
     """Networks are compared network by network and called by their files."""
-    rows, every = build(read(of_three)), records(of_three)
-    assert {row["n_seeds"] for row in rows} == {3} and len({row["model"] for row in build(read(of_three), "task")}) == 1
+    board, every = gather(of_three), records(of_three)
+    rows = dicts(board.judged.rows)
+    assert {row["n_seeds"] for row in rows} == {3} and len({row["model"] for row in dicts(board.by_task.rows)}) == 1
     means = {name: np.mean([right(r).mean() for r in every if r.cell.strategy.name == "attn_topk"
                             and r.cell.budget.macs == 0.6 and named(of_three, r) == name])
              for name in ("one.safetensors", "two.safetensors", "three.safetensors")}  # fmt: skip
@@ -166,10 +170,10 @@ def test_networks_are_compared_network_by_network(of_three: Path) -> None:
     assert row["accuracy"] == pytest.approx(np.mean(list(means.values())))
     low, high = stats.t.interval(0.95, 2, loc=row["accuracy"], scale=stats.sem(list(means.values())))
     assert row["accuracy_low"] <= max(0.0, low) and row["accuracy_high"] >= min(1.0, high)
-    description = about(gather(of_three).judged.rankings[0].comparison)
+    description = about(board.judged.rankings[0].comparison)
     assert "24 test images" in description and "3 networks" in description
     assert "one.safetensors, three.safetensors, two.safetensors" in description
-    assert not any("one network" in line for line in gather(of_three).notes)
+    assert not any("one network" in line for line in board.notes)
 
 
 def test_sets_of_pictures_are_called_by_their_folders(files: Path, tmp_path: Path) -> None:
@@ -246,13 +250,14 @@ def test_networks_of_two_boards_are_the_same_by_their_weights(files: Path, tmp_p
     (tmp_path / "other" / "pictures").symlink_to(files / "pictures")
     shutil.copy(files / "two.safetensors", tmp_path / "other" / "one.safetensors")
     one, other = tmp_path / "first", tmp_path / "second"
-    run(files, one, "one", strategies, macs=[0.6], seeds=1)
-    run(tmp_path / "other", other, "one", strategies, macs=[0.6], seeds=1)
+    run(files, one, "one", plugins=strategies, macs=[0.6], seeds=1)
+    run(tmp_path / "other", other, "one", plugins=strategies, macs=[0.6], seeds=1)
     for folder in (one, other):
         assert {named(folder, record) for record in records(folder)} == {"one.safetensors"}
 
     renamed = with_file_called(one, tmp_path / "renamed", "one.safetensors", "best.safetensors")
-    assert against(one, renamed) == against(one, one)
-    assert {(float(row["spearman_low"]), float(row["spearman_high"])) for row in against(one, one)} == {(1, 1)}
+    with_itself = against(one, one)
+    assert against(one, renamed) == with_itself
+    assert {(float(row["spearman_low"]), float(row["spearman_high"])) for row in with_itself} == {(1, 1)}
     apart = with_file_called(other, tmp_path / "apart", "one.safetensors", "two.safetensors")
     assert against(one, other) == against(one, apart)

@@ -148,12 +148,13 @@ def test_settings_are_not_mixed() -> None:
     names = ("dense", "mine", "oracle", "yours")
     more = [flat(name, k, accuracy=0.1 * (name > "e"), **other) for k in range(9) for name in names]
     records = [*WHOLE, *more]
-    rows = build(records)
+    judged = judge(records)
+    rows = dicts(judged.rows)
     row = row_of(rows, "mine")
     assert row["accuracy"] == pytest.approx(0.1) and row["accuracy_delta"] == pytest.approx(0.1)
     assert row["spurious_gap"] == pytest.approx(0.3)
     assert row_of(rows, "random")["accuracy"] is None
-    assert any(line.startswith("composite: 1 other setting ") for line in notes_on(records))
+    assert any(line.startswith("composite: 1 other setting ") for line in notes_on(records, judged))
 
 
 def test_sizes_of_a_task_without_a_success_criterion_are_settings() -> None:

@@ -144,9 +144,11 @@ def test_a_note_has_the_command_where_the_folder_answers_one_suite(tmp_path: Pat
     poor = {"revision": "0", "kind": "deployable", "site": "block", "trained": False, "adaptive": False,
             "citation": "", "bibtex": "", "file": "poor.py", "source": {"poor.py": ""}}  # fmt: skip
     Store(tmp_path).keep(manifests.STRATEGIES, {"name": "poor"} | poor)
+    judged = judge(some)
     for name, known in ((manifests.OWN, False), ("quick", True), ("embedded", False)):
         Store(tmp_path).keep(manifests.SUITES, {"name": name, "version": 1, "settings": []})
-        (line,) = (line for line in notes_on(some, folder=tmp_path, technical=False) if "not ranked" in line)
+        lines = notes_on(some, judged, tmp_path, technical=False)
+        (line,) = (line for line in lines if "not ranked" in line)
         command = "`sparsebench run fair:disposal=merge,layers=2+3 poor.py --suite quick --out FOLDER`"
         assert (command in line) == known
 
@@ -162,8 +164,10 @@ def test_trials_that_are_missing_are_counted() -> None:
     sizes = [record | {"n_train": n, "success": 1.0, "cell_id": f"{record['cell_id']} {n}"}
              for record in SINGLE for n in (4, 8)]  # fmt: skip
     some = without(sizes, strategy="fair", n_train=4, repetition=0)
-    assert any(line.startswith("fair on composite: not ranked there, without 1 of 6 trials") for line in notes_on(some))
+    judged = judge(some)
+    lines = notes_on(some, judged)
+    assert any(line.startswith("fair on composite: not ranked there, without 1 of 6 trials") for line in lines)
     tested = [record | {"network": f"network-{record['repetition']}", "repetition": 0} for record in SINGLE]
     lines = notes_on(without(tested, strategy="fair", network="network-1"))
     assert any(line.startswith("fair on composite: not ranked there, without 1 of 3 tests") for line in lines)
-    assert {row["rank"] for row in build(some) if row["strategy"] == "fair"} == {"not ranked"}
+    assert {row["rank"] for row in dicts(judged.rows) if row["strategy"] == "fair"} == {"not ranked"}

@@ -169,14 +169,14 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles(world: Lea
     )  # the one with the most records
     alone = over(world).rows  # without differences the task has only its name
     assert dicts(over(judged).rows.drop(columns="task")) == dicts(alone.drop(columns="task"))
-    assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
-    by_task = judge(mixed, "task")
+    assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed, judged))
+    by_task = judge(mixed, "task", judged)
     assert {(ranking.task, ranking.comparison.track) for ranking in by_task.rankings} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
     assert set(by_task.rows["track"]) == {"frozen", "scratch"}
     assert [len(ranking.rows) for ranking in by_task.rankings] == [7, 10]  # per track, without oracles
-    assert not any(column.key == "track" for by in (None, "task") for column in judge(WORLD, by).columns)
+    assert not any(column.key == "track" for one in (world, judge(WORLD, "task", world)) for column in one.columns)
     only = judge(frozen)
     assert set(only.rows["track"]) == {"frozen"}
 
@@ -184,16 +184,17 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles(world: Lea
 def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
     """Beyond its points a curve is flat: a strategy that was run only at large budgets would lead."""
     some = [*WORLD, *records("easy", {max(BUDGETS): 0.9})]
-    board = over(judge(some))
-    easy = row_of(board, "easy")
+    judged = judge(some)
+    easy = row_of(over(judged), "easy")
     assert (easy["rank"], easy["kept_accuracy"]) == ("not ranked", None)
     assert any(
-        line.startswith("easy on composite: not ranked there, without macs 0.5, macs 0.3;") for line in notes_on(some)
+        line.startswith("easy on composite: not ranked there, without macs 0.5, macs 0.3;")
+        for line in notes_on(some, judged)
     )
     hard = [r | {"status": "unsupported"} for r in records("easy", dict.fromkeys(BUDGETS[1:], 0.9))]
-    board = over(judge([*some, *hard]))
-    assert row_of(board, "easy")["rank"] == "not ranked"
-    assert "easy on composite: 6 cells unsupported: " in notes_on([*some, *hard])
+    judged = judge([*some, *hard])
+    assert row_of(over(judged), "easy")["rank"] == "not ranked"
+    assert "easy on composite: 6 cells unsupported: " in notes_on([*some, *hard], judged)
 
 
 def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:

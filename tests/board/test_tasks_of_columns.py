@@ -15,6 +15,7 @@ from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.published import files
 from sparsebench.board.reading import MAIN, SUCCESS
 from sparsebench.board.tables import FORMATS, Table, render
+from sparsebench.board.views import report
 from sparsebench.cli import main
 
 pytestmark = pytest.mark.usefixtures("timed_once")
@@ -53,9 +54,9 @@ def test_no_output_of_a_task_names_another(alone: tuple[str, Path, str]) -> None
     board = gather(out)
     made = {name: content.decode() for name, content in files(board).items() if not name.endswith(".png")}
     made |= {"output": output, "picture": "\n".join(texts_of(board))}
-    for form in (*FORMATS, "html"):
-        line = ["leaderboard", str(out), "--format", form, "--by", "task"]
-        made[f"by task, {form}"] = CliRunner().invoke(main, line).stdout
+    made |= {f"by task, {form}": render(report(board.by_task, board.notes), form) for form in FORMATS}
+    line = ["leaderboard", str(out), "--format", "html", "--by", "task"]
+    made["by task, html"] = CliRunner().invoke(main, line).stdout
     assert len(made) == 12 and all(made.values())
     assert [(name, word) for name, text in made.items() for word in others(task) if word in text] == []
 

@@ -199,9 +199,8 @@ def test_a_dry_run_shows_files_target_and_card_and_sends_nothing(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.constants.ENDPOINT", hub.address.replace("//", "//user:secret@"))
-        assert "secret" not in submitted(out, tmp_path / "to", "--dry-run").output
-    made = submitted(out, tmp_path / "to", "--dry-run")
-    assert made.exit_code == 0, made.output
+        made = submitted(out, tmp_path / "to", "--dry-run")
+    assert made.exit_code == 0 and "secret" not in made.output, made.output
     for words in (RECORDS, MANIFEST, f"{hub.address}/datasets/{NAME}", "model-index", "Ada One", "| norm"):
         assert words in made.stdout
     assert not hub.calls and not (tmp_path / "to").exists() and TOKEN not in made.output
