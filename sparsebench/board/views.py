@@ -256,13 +256,12 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
         unbeaten = [place for k, place in enumerate(places) if not better[:, k].any()]
         unbeaten.sort(key=lambda place: -ranked[place]["accuracy"])
         share, label = budget
-        row: Row = {}
+        best: Row = {}
         if unbeaten:
             first = unbeaten[0]
-            row = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms.get(budget, []))
-        best = row.get("strategy")
+            best = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms.get(budget, []))
         tied = few([ranked[place]["strategy"] for place in unbeaten[1:]], MOST_TIED_NAMED)
-        rows.append(row | {"budget": label or f"{-share:g}", "best": best, "equal": tied})
+        rows.append(best | {"budget": label or f"{-share:g}", "best": best.get("strategy"), "equal": tied})
     return rows
 
 

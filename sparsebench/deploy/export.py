@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 FORMS = (".onnx", ".pt2")
 INPUT = "pixels"
 """The name of the input in ONNX files."""
+NOT_FIXED = "its token counts are not fixed, as they depend on the image or are learned"
 
 
 def export_obstacle(cls: type[Strategy]) -> str:
     """Return why a strategy cannot be exported, as far as its class shows it, or ""."""
     if cls.kind == "oracle":
         return "it reads the relevance mask"
-    return "it keeps a different number of tokens in each image" if cls.adaptive else ""
+    return NOT_FIXED if cls.adaptive else ""
 
 
 def exportable(cls: type[Strategy]) -> str:
@@ -79,7 +80,7 @@ def _check(sparse: SparseModel, path: Path, batch: int) -> None:
         raise UserError("batch size (batch)", got=batch, allowed="1 or more")
     if sparse._actor.strategy.adaptive and sparse._actor.acts:
         raise UserError(
-            f"'{sparse.spec}' keeps a different number of tokens in each image, which cannot be exported",
+            f"'{sparse.spec}' cannot be exported: {NOT_FIXED}",
             next_step="use a strategy with fixed counts; see sparsebench list plugins",
         )
     libraries = ("onnx", "onnxscript") if path.suffix == ".onnx" else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -86,7 +87,7 @@ def _entry_of(folder: Path, verdict: Verdict) -> tuple[list[str], str]:
         return [f"# {plain(folder)} is in no clone: copy it to {place} of a clone of your fork, and there:"], place
     if Path.cwd().is_relative_to(top):
         return [], verdict.folder
-    return [f"cd {shlex.quote(top)}"], str(folder.absolute())
+    return [f"cd {shlex.quote(top)}"], os.path.relpath(folder.resolve(), top)
 
 
 def remotes_of(folder: Path) -> dict[str, Repository]:

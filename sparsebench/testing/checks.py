@@ -148,7 +148,7 @@ def plans_are_legal(strategy: Strategy, case: Case) -> str:
         if not bool(runner.outputs.isfinite().all()):
             raise RuleError("the network's outputs are not finite")
     if strategy.adaptive:
-        return "token counts may differ between images (adaptive = True)"
+        return "its token counts need not be those of the budget (adaptive = True)"
     return "" if strategy.budgeted else "its MACs do not depend on the budget (budgeted = False)"
 
 

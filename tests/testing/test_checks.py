@@ -328,6 +328,13 @@ def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
     assert not report.conforms and all(len(o.message.splitlines()) <= 1 for o in report.outcomes)
 
 
+def test_learned_counts_are_not_said_to_differ_between_images():
+    ((searches, _),) = resolve("diffrate_search", Registry())
+    remarks = [CHECKS[name](searches) for name in ("exports", "plans_are_legal")]
+    assert all("counts" in remark and "in each image" not in remark for remark in remarks)
+    assert remarks[0].startswith("no: ") and "learned" in remarks[0]
+
+
 @pytest.mark.slow
 def test_measurements_report_what_a_strategy_cannot_do():
     broken = type(
