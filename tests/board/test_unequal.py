@@ -214,10 +214,10 @@ def test_if_nothing_is_common_nothing_is_ranked(networks: bool, budgets: Sequenc
 
 
 def test_no_gain_is_shown_over_a_baseline_with_fewer_seeds() -> None:
-    records = [*cells([name for name in ALL if name != "random_inside"]), *cells(["random_inside"], [0, 1])]
+    records = [*cells([name for name in ALL if name not in RANDOM]), *cells(RANDOM, [0, 1])]
     judged = judge(records)
     rows = dicts(judged.rows)
-    assert all(row["random_delta"] is None for row in rows if row["strategy"] != "random_inside")
+    assert all(row["random_delta"] is None for row in rows if row["strategy"] not in RANDOM)
     assert all(row["accuracy_delta"] is not None for row in rows)
     best = report(judged).tables[0].rows
     assert all(row.get("random") is None for row in best)
