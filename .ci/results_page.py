@@ -27,13 +27,15 @@ def rows_of(name: str, board: Leaderboard) -> list[list[str]]:
 def row_of(name: str, ranking: Ranking) -> list[str]:
     """Return the name of a board, networks, images, share of relevant tokens, schedules, and the leaders."""
     comparison = ranking.comparison
-    leaders = {str(row["budget"]): row for row in views.best(ranking).rows}
+    best = views.best(ranking).rows
+    without_strategy = next(row for row in best if row["best"] == DENSE)
+    leaders = {str(row["budget"]): row for row in best if row["best"] != DENSE}
     _, model = comparison.params
     kind = f"`{model['arch']}`" if "arch" in model else f"ViT, {model['depth']} blocks, {model['dim']} channels"
     dense = comparison.tested[comparison.tested["strategy"] == DENSE]
     chosen = ranking.rows["budget"].str.contains("auto").any()
     share = "-" if math.isnan(comparison.relevant) else f"{comparison.relevant:.0%}"
-    accuracy = text_of(leaders["1"], BY_KEY["accuracy"]._replace(interval=False))
+    accuracy = text_of(without_strategy, BY_KEY["accuracy"]._replace(interval=False))
     return [
         f"[{name}]({name}.md)",
         f"{len(comparison.seeds)} {kind}",
@@ -47,7 +49,7 @@ def row_of(name: str, ranking: Ranking) -> list[str]:
 
 def leader(row: Row | None) -> str:
     """Return the most accurate strategy at a budget, its accuracy, and its gain over random tokens."""
-    if row is None:
+    if row is None or row["best"] is None:
         return "not measured"
     gain = text_of(row, BY_KEY["random_delta"])
     return f"`{row['best']}` {100 * row['accuracy']:.1f}; {gain}"

@@ -89,8 +89,8 @@ class DiffRateSearch(Strategy):
     def plan(self, view: TokenView, keep: int) -> Mask | Merge:
         """Drop the last ranks and merge the middle ones; in training with masks."""
         (P_p, p), (P_m, m) = self._counts(view)
-        rank, stay = _ranked(view, int(m))
-        cosine, match = _matched(view.tokens.detach(), stay)
+        rank, stay = _ranks(view, int(m))
+        cosine, match = _matches(view.tokens.detach(), stay)
         sizes = view.sizes * cosine
         if not view.training:
             return _merge(view, match.masked_fill(rank >= int(p), -1), match, sizes, int(m))
@@ -122,7 +122,7 @@ class DiffRateSearch(Strategy):
         return alpha.flip(0).cumsum(0).flip(0), count if most is None else torch.minimum(count, most)
 
 
-def _ranked(view: TokenView, m: int) -> "tuple[Tensor, Tensor]":
+def _ranks(view: TokenView, m: int) -> "tuple[Tensor, Tensor]":
     """Return the (B, N) ranks of the tokens by falling attention, and the (B, m) first tokens, in their order.
 
     In training tokens that were removed by a mask come last.
@@ -134,7 +134,7 @@ def _ranked(view: TokenView, m: int) -> "tuple[Tensor, Tensor]":
     return ranks(ranked), sort(ranked[:, :m]).values
 
 
-def _matched(tokens: "Tensor", stay: "Tensor") -> "tuple[Tensor, Tensor]":
+def _matches(tokens: "Tensor", stay: "Tensor") -> "tuple[Tensor, Tensor]":
     """Return (B, N), the largest cosine of each token with one that stays, and which of these it is.
 
     A token that stays has cosine 1 with itself. Negative cosines are 0.
@@ -145,8 +145,8 @@ def _matched(tokens: "Tensor", stay: "Tensor") -> "tuple[Tensor, Tensor]":
     unit = F.normalize(tokens, dim=2)
     chosen = unit.gather(1, stay[:, :, None].expand(-1, -1, unit.shape[2]))
     cosine, match = (unit @ chosen.mT).clamp(min=0).max(dim=2)
-    itself = torch.arange(stay.shape[1], device=stay.device).expand_as(stay)
-    return cosine.scatter(1, stay, 1.0), match.scatter(1, stay, itself)
+    places = torch.arange(stay.shape[1], device=stay.device).expand_as(stay)
+    return cosine.scatter(1, stay, 1.0), match.scatter(1, stay, places)
 
 
 def _merge(view: TokenView, target: "Tensor", match: "Tensor", sizes: "Tensor", m: int) -> Merge:

@@ -78,8 +78,8 @@ class ZeroTPrune(Strategy):
         A = unit.gather(1, first[:, :, None].expand(-1, -1, unit.shape[2]))
         B = unit.gather(1, second[:, :, None].expand(-1, -1, unit.shape[2]))
         closest = (B @ A.transpose(1, 2)).amax(dim=2)
-        similar = min(round(self.similar * (N - keep)), N // 2)
-        leaving = second.gather(1, Keep.top(closest, similar).index)
+        number = min(round(self.similar * (N - keep)), N // 2)
+        leaving = second.gather(1, Keep.top(closest, number).index)
         return Keep(Keep.top(s.scatter(1, leaving, -1.0), keep).index, scores=s)
 
     def rank(self, view: TokenView) -> "Tensor":

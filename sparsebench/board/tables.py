@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -453,10 +454,15 @@ def fit(
             remaining = [column for column in remaining if column.key != key]
 
     clipped = list(rows)
+    of_pair = [column for column in remaining if column.key in STRATEGIES_OF_ROW]
     for column in sorted(remaining, key=lambda column: -widths[column]):
         if column.shown == "text" and excess() > 0:
-            widths[column] = max(ROOM, widths[column] - excess())
-            clipped = _clip(clipped, column.key, widths[column])
+            # The strategies of a pair get one width, so that a short name means one strategy in both columns.
+            together = of_pair if column in of_pair else [column]
+            each = max(ROOM, widths[column] - math.ceil(excess() / len(together)))
+            for one in together:
+                widths[one] = min(widths[one], each)
+            clipped = _clip(clipped, [one.key for one in together], each)
     return clipped, remaining
 
 
@@ -466,7 +472,7 @@ def _with_clipped_texts(rows: Sequence[Row], columns: Sequence[Column], width: i
         return rows
     for column in columns:
         if column.key in LONG:
-            rows = _clip(rows, column.key, LONG[column.key])
+            rows = _clip(rows, [column.key], LONG[column.key])
     return rows
 
 
@@ -484,13 +490,10 @@ def _order(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return [column.key for column in optional]
 
 
-def _clip(rows: Sequence[Row], key: str, width: int) -> list[Row]:
-    """Return rows whose texts in a column have at most `width` characters, and stay different."""
-    texts = [row[key] for row in rows if isinstance(row[key], str)]
-    if key in STRATEGIES_OF_ROW:  # a short name means one strategy, also in the other column of a pair
-        texts += [name for row in rows for name in strategies_of(row)]
-    short = short_names(texts, width)
-    return [row | {key: short.get(row[key], row[key])} for row in rows]
+def _clip(rows: Sequence[Row], keys: Sequence[str], width: int) -> list[Row]:
+    """Return rows whose texts in some columns have at most `width` characters; different texts stay different."""
+    short = short_names([row[key] for row in rows for key in keys if isinstance(row[key], str)], width)
+    return [row | {key: short.get(row[key], row[key]) for key in keys} for row in rows]
 
 
 def _width(rows: Sequence[Row], column: Column) -> int:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ from sparsebench.board.columns import (
 )
 from sparsebench.board.comparison import Comparison, about, about_relevant, items_of
 from sparsebench.board.gaps import gaps_over_budgets
-from sparsebench.board.judge import RANDOM_TOKENS, Leaderboard, Ranking, random_tokens_of
+from sparsebench.board.judge import AMOUNT, RANDOM_TOKENS, Leaderboard, Ranking, random_tokens_of
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.ranks import in_order
 from sparsebench.board.reading import DENSE, SEED, over_seeds, speed_ups
@@ -238,13 +239,11 @@ def best(ranking: Ranking, title: str = "") -> Table:
 def _best_at_budgets(ranking: Ranking) -> list[Row]:
     """Return a row for each budget: the most accurate strategy, and those that are statistically tied with it."""
     ranked = dicts(ranking.rows)
-    over = over_budget(ranking.rows)
+    over = over_budget(ranking.rows).tolist()
+    random_tokens = [k for k, row in enumerate(ranked) if row["strategy"] in RANDOM_TOKENS and not over[k]]
     candidates: dict[tuple[float, str], list[int]] = {}
-    randoms: dict[tuple[float, str], list[int]] = {}
     for place, (row, is_over) in enumerate(zip(ranked, over, strict=True)):
         budget = _budget_of(row)
-        if row["strategy"] in RANDOM_TOKENS:
-            randoms.setdefault(budget, []).append(place)
         if row["kind"] == "deployable":
             # A budget that all strategies exceed has a row too, without a strategy.
             candidates.setdefault(budget, [])
@@ -259,19 +258,25 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
         best: Row = {}
         if unbeaten:
             first = unbeaten[0]
-            best = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms.get(budget, []))
+            randoms = [place for place in random_tokens if _amount_of(ranked[place]) == _amount_of(ranked[first])]
+            best = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms)
         tied = few([ranked[place]["strategy"] for place in unbeaten[1:]], MOST_TIED_NAMED)
         rows.append(best | {"budget": label or f"{-share:g}", "best": best.get("strategy"), "equal": tied})
     return rows
 
 
+def _amount_of(row: Row) -> tuple[Any, ...]:
+    """Return what the budget of a row is, apart from blocks and schedule."""
+    return tuple(row[key] for key in AMOUNT)
+
+
 def _gain_over_random(pairs: paired.Pairs, place: int, ranked: Sequence[Row], randoms: Sequence[int]) -> Row:
     """Return the gain of a row over the most accurate of the rows of random tokens, and the accuracy of that one."""
     keys = BY_KEY["random_delta"].keys
-    known = [random for random in randoms if not math.isnan(pairs.mean[place, random])]
-    if not known:
+    comparable = [random for random in randoms if not math.isnan(pairs.mean[place, random])]
+    if not comparable:
         return {"random": None} | dict.fromkeys(keys)
-    random = max(known, key=lambda random: -pairs.mean[place, random])
+    random = max(comparable, key=lambda random: -pairs.mean[place, random])
     mean = float(pairs.mean[place, random]) + 0.0  # no minus zero
     half = float(pairs.half[place, random])
     low, high = (None, None) if math.isnan(half) else (max(-1.0, mean - half), min(1.0, mean + half))

@@ -126,7 +126,8 @@ class _Options:
 @click.option(
     "--url",
     metavar="ADDRESS",
-    help="Address that the page will have. Previews of links to it then have a picture, which is written beside it.",
+    help="Address that the page will have; that of a folder ends with /. Previews of links to it then have a picture, "
+    "which is written beside the page.",
 )
 @click.option(
     "--speed",

@@ -55,10 +55,10 @@ def coordinates(rope: Any, grid: tuple[int, int], device: torch.device) -> Tenso
     if isinstance(rope, RotaryEmbeddingDinoV3):
         # From -1 to 1 over the image, at the middles of patches.
         extents = {"separate": grid, "max": (max(grid),) * 2, "min": (min(grid),) * 2}[rope.normalize_coords]
-        middles = [torch.arange(n, device=device) + 0.5 + offset for n in grid]
+        middles = [torch.arange(n, dtype=torch.float32, device=device) + 0.5 + offset for n in grid]
         axes = [2 * (middle / extent) - 1 for middle, extent in zip(middles, extents, strict=True)]
     else:
-        axes = [torch.arange(n, device=device) + offset for n in grid]
+        axes = [torch.arange(n, dtype=torch.float32, device=device) + offset for n in grid]
         if trained_grid is not None:
             axes = [axis / n * trained for axis, n, trained in zip(axes, grid, trained_grid, strict=True)]
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 2)

@@ -23,10 +23,12 @@ MOST_AUTHORS, MOST_BYTES = 50, 100_000
 LONGEST = {"authors": 100, "affiliation": 200, "licence": 60, "note": 500}
 """Most characters of each text; of each name for authors."""
 LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+()-]*")
-MOST_MARKS = 4
-"""Most marks on one letter. No writing needs more, and many of them would cover the lines around the letter."""
-FILLERS = str.maketrans("", "", "\u115f\u1160")
-"""Letters of Korean that show nothing; other fillers are equal to them in the form NFKC."""
+MOST_MARKS = 6
+"""Most marks on one letter. No name needs more, and many of them would cover the lines around the letter."""
+SELECTORS = [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810)]
+FILLERS = dict.fromkeys([0x115F, 0x1160, 0x034F, 0x17B4, 0x17B5, *SELECTORS])
+"""Letters and marks that show nothing: fillers of Korean (others are equal to them in the form NFKC), a joiner, two
+vowels of Khmer, and selectors of variants."""
 
 
 class About(Value):
@@ -100,15 +102,23 @@ def _most_marks(text: str) -> int:
     """Return the largest number of marks that stand on one letter."""
     most = n = 0
     for letter in text:
-        n = n + 1 if unicodedata.combining(letter) else 0
+        category = unicodedata.category(letter)
+        if category in ("Mn", "Me"):  # a spacing mark, Mc, covers nothing
+            n += 1
+        elif category != "Mc":
+            n = 0
         most = max(most, n)
     return most
 
 
 def key_of(name: str) -> str:
-    """Return the letters and digits of a name, without case: names with equal ones are taken for the same name."""
-    letters = unicodedata.normalize("NFKC", name.casefold()).translate(FILLERS)
-    return "".join(filter(str.isalnum, letters))
+    """Return the visible letters, digits and marks of a name, without case: names with equal ones count as the same.
+
+    Marks are vowels in many writings. The form NFKC may have capitals again, which the second casefold removes.
+    """
+    folded = unicodedata.normalize("NFKC", name.casefold()).casefold()
+    text = unicodedata.normalize("NFKC", folded).translate(FILLERS)
+    return "".join(letter for letter in text if letter.isalnum() or unicodedata.category(letter).startswith("M"))
 
 
 def about_of(values: dict[str, Any], source: str) -> About:

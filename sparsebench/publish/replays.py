@@ -91,7 +91,10 @@ def write(folder: Path, replay: Replay) -> Path:
 
 def check_name(name: str, manifest: Manifest) -> str:
     """Return the name of who replays. Raise UserError if it is not plain text, or an author of the submission."""
-    name = _name_of(name)
+    try:
+        name = _name_of(name)
+    except UserError as error:
+        raise UserError(f"--by: {error}") from error
     if _is_author(name, manifest):
         raise UserError(
             "an author's own replay is not kept", got=f"--by '{name}'", next_step="leave --by out, or let others replay"
@@ -103,7 +106,7 @@ def _name_of(text: str) -> str:
     """Return a name without space around it. Raise UserError if it is not plain text, or has no letter."""
     name = text_of("authors", text)
     if not key_of(name):
-        raise UserError("who replays", got="a name without letters", allowed="the name of a person or group")
+        raise UserError("name", got="a name without letters", allowed="the name of a person or group")
     return name
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from flats import Flat, of_items, seeded, with_outcomes
+from flats import Flat, drawn, in_blocks, of_items, seeded, with_outcomes
 from matplotlib.figure import Figure
 
 from sparsebench.board import picture, views
@@ -217,6 +217,24 @@ def test_the_most_accurate_is_compared_with_the_better_random_tokens() -> None:
         gain = accuracies["mine", budget] - accuracies[name, budget]
         assert row["random_delta"] == pytest.approx(gain)
         assert row["random_delta_low"] < gain < row["random_delta_high"]
+
+
+def test_random_tokens_beyond_the_budget_are_not_those_of_a_leader() -> None:
+    costly = at_budgets("random", [0.95, 0.95, 0.95])
+    for row in costly:
+        row["macs_ratio"] = 0.97
+    (ranking,) = judge([*BASE, *MIXED, *costly]).rankings
+    assert [row["random"] for row in views.best(ranking).rows if row["best"] == "mine"] == pytest.approx(
+        [row["accuracy"] for row in dicts(ranking.rows) if row["strategy"] == "random_inside"][::-1]
+    )
+
+
+def test_random_tokens_of_other_blocks_are_those_of_a_leader() -> None:
+    rows = [*with_outcomes("dense", drawn(0.9, 0)), *with_outcomes("mine", drawn(0.8, 1), **in_blocks(0.5, 1, 2))]
+    rows += with_outcomes("random_inside", drawn(0.6, 2), **in_blocks(0.5, 3))
+    (ranking,) = judge(rows).rankings
+    (best,) = (row for row in views.best(ranking).rows if row["best"] == "mine")
+    assert best["random_delta"] == pytest.approx(best["accuracy"] - best["random"]) and best["random_delta"] > 0.1
 
 
 def test_a_budget_that_the_only_strategy_exceeds_is_no_comparison() -> None:

@@ -289,6 +289,14 @@ def test_both_strategies_of_a_pair_have_names_that_mean_one_of_them(form: str) -
         assert lines[2][:2] == ["n(b=1)", "n(b=2)"]
 
 
+def test_a_strategy_has_one_name_in_a_narrow_table_of_pairs() -> None:
+    long = [f"dynamic_vit_with_long_name_{number}" for number in ("one", "two")]
+    rows = [{"strategy": long[k], "other": long[1 - k], "told": "yes", "difference": 0.1} for k in (0, 1)]
+    text = write(Table(rows, [column for column in PAIRS if column.key in rows[0]]), "table", Choice(width=44))
+    first, second = (line.split()[:2] for line in text.splitlines() if "dyn" in line)
+    assert first == second[::-1] and len(set(first)) == 2
+
+
 def test_a_range_of_ranks_is_no_date_for_a_spreadsheet() -> None:
     rows = [{"rank": rank, "strategy": name} for rank, name in (("1-7", "a"), ("12", "b"), ("2-3", "1-2"))]
     shown = [columns.BY_KEY["rank"], columns.BY_KEY["strategy"]]

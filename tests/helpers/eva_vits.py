@@ -30,6 +30,7 @@ EVAS = {
     "EVA-02": partial(vit, Eva, **EVA02),
     "PE": partial(vit, Eva, **PE),
     "mixed": partial(vit, Eva, **MIXED),
+    "mixed, whole offset": partial(vit, Eva, **MIXED | {"rope_grid_offset": 1}),
     "grouped queries": partial(
         vit, Eva, **DINOV3 | {"attn_type": "rope", "qkv_fused": False, "num_kv_heads": 2, "qk_norm": True}
     ),

@@ -15,7 +15,7 @@ import pytest
 from commands import call
 
 from sparsebench.publish.about import About
-from sparsebench.publish.submission import MANIFEST, manifest_of, submit, verify
+from sparsebench.publish.submission import MANIFEST, manifest_of, share_author, submit, verify
 
 pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
@@ -67,6 +67,8 @@ WRONG: dict[str, list[str]] = {
     "a character without width": ["--author", "Ada\u200bExample"],
     "a name that nobody sees": ["--author", "\u3164\u2800"],
     "marks that cover other lines": ["--note", "Z" + "\u0335\u0322\u033d" * 9],
+    "marks of a writing that has many": ["--note", "\u0e01" + "\u0e47" * 9],
+    "marks that enclose a letter": ["--note", "a" + "\u20dd" * 9],
     "a mark that turns the writing": ["--author", "a\u202eb"],
     "markup as licence": ["--licence", "<b>MIT</b>"],
     "a submission that is not there": ["--replaces", "tiny-3-0"],
@@ -80,6 +82,21 @@ def test_what_is_not_plain_is_refused_in_one_line(out: Path, tmp_path: Path, nam
     assert made.exit_code == 2 and made.stderr.startswith("Error: ") and made.stderr.count("\n") == 1
     assert made.stderr.isprintable() or made.stderr[:-1].isprintable()
     assert not list(tmp_path.rglob(MANIFEST))
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "is_same"),
+    [
+        ("Bo", "\U0001d401o", True),  # a bold B
+        ("Bo Li", "bo  LI.", True),
+        ("Stra\u00dfe", "STRASSE", True),
+        ("A\ufe0fda", "Ada", True),
+        ("\u0930\u093e\u092e", "\u0930\u092e\u093e", False),  # they differ in the place of a vowel
+        ("\u0e2a\u0e21", "\u0e2a\u0e34\u0e21", False),
+    ],
+)
+def test_authors_are_the_same_by_what_is_seen_of_their_names(name: str, other: str, is_same: bool) -> None:
+    assert share_author(About(authors=(name,)), About(authors=("Ada Ex", other))) == is_same
 
 
 FILES = {

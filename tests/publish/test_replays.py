@@ -51,7 +51,7 @@ def test_a_replay_is_kept_only_by_name_and_not_by_an_author(few: Path, tmp_path:
     folder = forge.changed(few, tmp_path, lambda raw: None)
     assert "--by needs a replay" in call("verify", folder, "--by", "Bo").stderr
     forge.said(folder, about=forge.About(authors=("Ada",)))
-    for name in ("ada", "A D A.", "A\u034fda", "\x1b[2J", " ", "\u3164"):
+    for name in ("ada", "\U0001d400da", "A D A.", "A\u034fda", "\x1b[2J", " ", "\u3164"):
         made = call("verify", folder, "--replay", 1, "--yes", "--by", name)
         assert made.exit_code == 2 and made.stderr.count("\n") == 1
     assert not (folder / "replays").exists()

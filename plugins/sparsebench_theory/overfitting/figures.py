@@ -169,7 +169,7 @@ def figure_1(trials: Sequence[Trial]) -> Result:
 
 def _sides_and_curve(trials: Sequence[Trial], boundary: Boundary, threshold: float) -> list[Verdict]:
     """Return the verdicts on the losses on both sides of the paper's curve, and on the position of the curve."""
-    fitted = [t for t in trials if is_fitted(t)]
+    fitted = [t for t in trials if not np.isnan(loss_of(t))]
     harmful = [loss_of(t) >= threshold for t in fitted if t.n * t.task.snr**2 <= HARMFUL]
     benign = [loss_of(t) < threshold for t in fitted if t.n * t.task.snr**2 >= BENIGN]
     return [

@@ -77,31 +77,31 @@ def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], quantity: str)
 def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
     """Return the verdicts on the end of training: association, alignment, error, and where the attention grew."""
     return [
-        _associated(trials, name),
-        _aligned(values_of(trials, "alignment"), name),
-        _learned(errors_of(trials), name),
-        _inside(values_of(trials, "in_group_lead"), name),
+        _association(trials, name),
+        _alignment(values_of(trials, "alignment"), name),
+        _error(errors_of(trials), name),
+        _lead(values_of(trials, "in_group_lead"), name),
     ]
 
 
-def _associated(trials: Sequence[Trial], name: str) -> Verdict:
+def _association(trials: Sequence[Trial], name: str) -> Verdict:
     shares = values_of(trials, "association")
     complete = sum(share == 1 for share in shares)
     measured = f"{interval(*mean(shares))}; 1 in {complete} of {len(trials)} trials"
     return verdict("association", measured, _all_or_most(shares, len(trials)), name=name)
 
 
-def _aligned(cosines: Sequence[float], name: str) -> Verdict:
+def _alignment(cosines: Sequence[float], name: str) -> Verdict:
     word = judge([min(cosines, default=0) >= 0.95], [max(cosines, default=1) < 0.95])
     return verdict("alignment", interval(*mean(cosines)), word, name=name)
 
 
-def _learned(errors: Sequence[float], name: str) -> Verdict:
+def _error(errors: Sequence[float], name: str) -> Verdict:
     word = judge([max(errors, default=1) <= 0.01], [min(errors, default=0) > 0.01])
     return verdict("learned", f"test error {interval(*mean(errors))}", word, name=name)
 
 
-def _inside(leads: Sequence[float], name: str) -> Verdict:
+def _lead(leads: Sequence[float], name: str) -> Verdict:
     lead = mean(leads)
     word = judge([ends(lead)[0] > 0], [max(leads, default=1) <= 0])
     return verdict("inside", f"lead of the inside {interval(*lead)}", word, name=name)
@@ -116,7 +116,7 @@ def _all_or_most(share: Sequence[float], trials: int) -> Word:
 def permutation(trials: Sequence[Trial]) -> Result:
     """The scores learned on patches in plain order and in another order, and the latter sorted back."""
     rows = []
-    shares: dict[bool, list[float]] = {False: [], True: []}
+    shares = []  # of trials with another order
     for t in trials:
         if t.diverged:
             continue
@@ -124,7 +124,8 @@ def permutation(trials: Sequence[Trial]) -> Result:
         together = sets[:, None] == sets
         scores = _scores(t)
         share = association(put_right(scores, t.task.order()), together)
-        shares[t.task.permuted].append(share)
+        if t.task.permuted:
+            shares.append(share)
         rows.append(
             {
                 "permuted": t.task.permuted,
@@ -134,8 +135,8 @@ def permutation(trials: Sequence[Trial]) -> Result:
             }
         )
     permuted_trials = sum(t.task.permuted for t in trials)
-    measured = f"association {interval(*mean(shares[True]))} after putting right"
-    verdicts = [verdict("recovered", measured, _all_or_most(shares[True], permuted_trials))]
+    measured = f"association {interval(*mean(shares))} after putting right"
+    verdicts = [verdict("recovered", measured, _all_or_most(shares, permuted_trials))]
     panels = _score_panels(trials) or [_nothing]
     return Result("Learned scores, positions sorted by their set", {"permutation": rows}, panels, verdicts)
 
@@ -216,21 +217,21 @@ def _transfers(errors: Mapping[str, Mapping[float, list[float]]]) -> list[Verdic
     learned, scratch = needed["learned attention"], needed["all from scratch"]
     others = MODES[1:3]
 
-    few = learned <= 16
-    many = measured["learned attention"] and learned > 16
-    more = measured["all from scratch"] and scratch > learned
-    many_times_more = few and more and scratch >= FEWER * learned
-    no_more = measured["learned attention"] and np.isfinite(scratch) and scratch <= learned
-    never = all(measured[mode] and np.isinf(needed[mode]) for mode in others)
-    others_too = min(needed[mode] for mode in others) <= learned < np.inf
+    has_learned, has_scratch = measured["learned attention"], measured["all from scratch"]
+    learned_needs_few = learned <= 16
+    scratch_needs_more = has_scratch and scratch > learned
+    scratch_needs_many_times_more = learned_needs_few and scratch_needs_more and scratch >= FEWER * learned
+    scratch_needs_no_more = has_learned and np.isfinite(scratch) and scratch <= learned
+    others_never_learn = all(measured[mode] and np.isinf(needed[mode]) for mode in others)
+    another_is_as_good = min(needed[mode] for mode in others) <= learned < np.inf
 
     sizes = sorted({n for by_n in errors.values() for n in by_n})
     text = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
     tried = f"samples for an error of {EASY:g}: {text}; N {sizes[0]} to {sizes[-1]}"
     return [
-        verdict("few", tried, judge([few], [many])),
-        verdict("more", tried, judge([more, many_times_more], [no_more])),
-        verdict("structure", tried, judge([never], [others_too])),
+        verdict("few", tried, judge([learned_needs_few], [has_learned and not learned_needs_few])),
+        verdict("more", tried, judge([scratch_needs_more, scratch_needs_many_times_more], [scratch_needs_no_more])),
+        verdict("structure", tried, judge([others_never_learn], [another_is_as_good])),
     ]
 
 
