@@ -52,10 +52,11 @@ def pictures(place: Path) -> list[str]:
 def test_features_are_those_of_the_model_for_pictures_normalised_as_its_processor_does(place, tmp_path):
     done = call("features", f"hf:{place / 'vit'}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
     assert done.exit_code == 0, done.output
-    content = np.load(tmp_path / "f.npz")
+    with np.load(tmp_path / "f.npz") as content:
+        paths, rows = content["paths"], content["features"]
     model: Any = transformers.ViTForImageClassification.from_pretrained(place / "vit").eval()
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]))
-    for path, features in zip(content["paths"], content["features"], strict=True):
+    for path, features in zip(paths, rows, strict=True):
         pixels = torch.from_numpy(np.array(Image.open(place / "pictures" / path))).permute(2, 0, 1) / 255
         with torch.no_grad():
             tokens = model.vit(pixel_values=((pixels - mean) / std)[None]).last_hidden_state
