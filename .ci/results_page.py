@@ -15,7 +15,7 @@ from sparsebench.records.table import ITEMS
 LEADERBOARD = Path(__file__).resolve().parents[1] / "leaderboard"
 NAMES = ("vit-s", "embedded", "tuned", "cifar", "quick")
 BUDGETS = ("0.5", "0.3")
-HEADINGS = ["board", "networks", "test images", "relevant tokens", "schedules", "dense, %"]
+HEADINGS = ["board, schedules", "networks, images", "relevant tokens", "dense, %"]
 PAGE = RESULTS / "index.md"
 
 
@@ -25,24 +25,18 @@ def rows_of(name: str, board: Leaderboard) -> list[list[str]]:
 
 
 def row_of(name: str, ranking: Ranking) -> list[str]:
-    """Return the name of a board, networks, images, share of relevant tokens, schedules, and the leaders."""
+    """Return the name of a board and its schedules, networks and images, share of relevant tokens, and leaders."""
     comparison = ranking.comparison
     best = views.best(ranking).rows
     without_strategy = next(row for row in best if row["best"] == DENSE)
     leaders = {str(row["budget"]): row for row in best if row["best"] != DENSE}
-    _, model = comparison.params
-    kind = f"`{model['arch']}`" if "arch" in model else f"ViT, {model['depth']} blocks, {model['dim']} channels"
     dense = comparison.tested[comparison.tested["strategy"] == DENSE]
-    chosen = ranking.rows["budget"].str.contains("auto").any()
-    share = "-" if math.isnan(comparison.relevant) else f"{comparison.relevant:.0%}"
-    accuracy = text_of(without_strategy, BY_KEY["accuracy"]._replace(interval=False))
+    has_chosen = ranking.rows["budget"].str.contains("auto").any()
     return [
-        f"[{name}]({name}.md)",
-        f"{len(comparison.seeds)} {kind}",
-        f"{int(dense[ITEMS].iloc[0]):,}",
-        share,
-        "chosen" if chosen else "default",
-        accuracy,
+        f"[{name}]({name}.md), {'chosen' if has_chosen else 'default'}",
+        f"{len(comparison.seeds)}, {int(dense[ITEMS].iloc[0]):,}",
+        "-" if math.isnan(comparison.relevant) else f"{comparison.relevant:.0%}",
+        text_of(without_strategy, BY_KEY["accuracy"]._replace(interval=False)),
         *(leader(leaders.get(budget)) for budget in BUDGETS),
     ]
 
@@ -57,6 +51,6 @@ def leader(row: Row | None) -> str:
 
 if __name__ == "__main__":
     rows = [row for name in NAMES for row in rows_of(name, judge(read(LEADERBOARD / name)))]
-    headings = HEADINGS + [f"best at {budget}, %; points over random tokens" for budget in BUDGETS]
+    headings = HEADINGS + [f"best at {budget}" for budget in BUDGETS]
     table = tabulate(rows, headings, tablefmt="pipe", disable_numparse=True) + "\n"
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "board table", table), encoding="utf-8")
