@@ -9,12 +9,13 @@ from tabulate import tabulate
 from sparsebench.board import views
 from sparsebench.board.columns import BY_KEY, Row, text_of
 from sparsebench.board.judge import Leaderboard, Ranking, judge
-from sparsebench.board.reading import DENSE, read
+from sparsebench.board.reading import DENSE, dense_of, read
 from sparsebench.records.table import ITEMS
 
 LEADERBOARD = Path(__file__).resolve().parents[1] / "leaderboard"
 NAMES = ("vit-s", "embedded", "tuned", "cifar", "quick")
 BUDGETS = ("0.5", "0.3")
+ACCURACY = BY_KEY["accuracy"]._replace(interval=False)
 HEADINGS = ["board, schedules", "networks, images", "relevant tokens", "dense, %"]
 PAGE = RESULTS / "index.md"
 
@@ -30,13 +31,13 @@ def row_of(name: str, ranking: Ranking) -> list[str]:
     best = views.best(ranking).rows
     without_strategy = next(row for row in best if row["best"] == DENSE)
     leaders = {str(row["budget"]): row for row in best if row["best"] != DENSE}
-    dense = comparison.tested[comparison.tested["strategy"] == DENSE]
+    dense = dense_of(comparison.tested)
     has_chosen = ranking.rows["budget"].str.contains("auto").any()
     return [
         f"[{name}]({name}.md), {'chosen' if has_chosen else 'default'}",
         f"{len(comparison.seeds)}, {int(dense[ITEMS].iloc[0]):,}",
         "-" if math.isnan(comparison.relevant) else f"{comparison.relevant:.0%}",
-        text_of(without_strategy, BY_KEY["accuracy"]._replace(interval=False)),
+        text_of(without_strategy, ACCURACY),
         *(leader(leaders.get(budget)) for budget in BUDGETS),
     ]
 
@@ -46,7 +47,7 @@ def leader(row: Row | None) -> str:
     if row is None or row["best"] is None:
         return "not measured"
     gain = text_of(row, BY_KEY["random_delta"])
-    return f"`{row['best']}` {100 * row['accuracy']:.1f}; {gain}"
+    return f"`{row['best']}` {text_of(row, ACCURACY)}; {gain}"
 
 
 if __name__ == "__main__":

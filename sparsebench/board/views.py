@@ -24,6 +24,7 @@ from sparsebench.board.columns import (
     Row,
     accuracy_at,
     dicts,
+    interval_row,
     keys_of,
     over_budget,
     rank_text,
@@ -272,15 +273,14 @@ def _amount_of(row: Row) -> tuple[Any, ...]:
 
 def _gain_over_random(pairs: paired.Pairs, place: int, ranked: Sequence[Row], randoms: Sequence[int]) -> Row:
     """Return the gain of a row over the most accurate of the rows of random tokens, and the accuracy of that one."""
-    keys = BY_KEY["random_delta"].keys
     comparable = [random for random in randoms if not math.isnan(pairs.mean[place, random])]
     if not comparable:
-        return {"random": None} | dict.fromkeys(keys)
+        return {"random": None} | interval_row("random_delta", None)
     random = max(comparable, key=lambda random: -pairs.mean[place, random])
-    mean = float(pairs.mean[place, random]) + 0.0  # no minus zero
+    mean = float(pairs.mean[place, random])
     half = float(pairs.half[place, random])
-    low, high = (None, None) if math.isnan(half) else (max(-1.0, mean - half), min(1.0, mean + half))
-    return {"random": ranked[place]["accuracy"] - mean} | dict(zip(keys, (mean, low, high), strict=True))
+    value, low, high = np.clip([mean, mean - half, mean + half], -1, 1).tolist()
+    return {"random": ranked[place]["accuracy"] - mean} | interval_row("random_delta", (value, low, high))
 
 
 def against_random(ranking: Ranking) -> str:

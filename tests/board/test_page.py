@@ -210,19 +210,21 @@ def test_tasks_are_chosen_and_a_board_of_one_budget_has_dots(opened: Open) -> No
     assert "noise" in strategies(page) and not page.locator("#budget").is_visible()
 
 
+def copy(page: Any, form: str) -> str:
+    """Copy the table in a form, and return what the clipboard then has."""
+    page.get_by_role("button", name=form).click()
+    until(page, lambda: page.locator("#copied").inner_text() == f"Copied as {form}.")
+    return page.evaluate("navigator.clipboard.readText()")
+
+
 def test_what_the_table_shows_is_copied(opened: Open) -> None:
     board = single()
     board.by_task.rankings[0].every.loc[2, "strategy"] = 'a|b,"c"\nd'
     page = opened(board, "#q=a%7Cb")
 
-    def copy(form: str) -> str:
-        page.get_by_role("button", name=form).click()
-        until(page, lambda: page.locator("#copied").inner_text() == f"Copied as {form}.")
-        return page.evaluate("navigator.clipboard.readText()")
-
-    lines = copy("Markdown").splitlines()
+    lines = copy(page, "Markdown").splitlines()
     assert len(lines) == 3 and 'a\\|b,"c" d' in lines[2] and "40.0 [39.0, 41.0]" in lines[2]
-    (copied,) = csv.DictReader(io.StringIO(copy("CSV")))
+    (copied,) = csv.DictReader(io.StringIO(copy(page, "CSV")))
     assert copied["strategy"] == 'a|b,"c"\nd' and copied["accuracy, %"] == "40.0 [39.0, 41.0]"
     page.get_by_text("BibTeX of sparsebench").click()
     page.get_by_role("button", name="Copy", exact=True).click()
@@ -240,18 +242,13 @@ def test_hostile_texts_are_copied_as_texts(opened: Open) -> None:
     board.by_task.rankings[0].every.loc[2, "checks"] = "+1+1"
     page = opened(board, "#q=c.png")
 
-    def copy(form: str) -> str:
-        page.get_by_role("button", name=form).click()
-        until(page, lambda: page.locator("#copied").inner_text() == f"Copied as {form}.")
-        return page.evaluate("navigator.clipboard.readText()")
-
-    text = copy("CSV")
+    text = copy(page, "CSV")
     for divider in ",;":
         cells = [cell for line in csv.reader(io.StringIO(text), delimiter=divider) for cell in line]
         assert not any(cell.lstrip().startswith(("=", "+1+1")) for cell in cells)
 
     reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
-    shown = reader.render(copy("Markdown"))
+    shown = reader.render(copy(page, "Markdown"))
     assert f"<td>{html.escape(SIGNS)}</td>" in re.sub(' style="[^"]*"', "", shown)
 
 

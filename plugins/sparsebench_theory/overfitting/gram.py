@@ -56,6 +56,20 @@ def _tokens_of(training: Training) -> Tensor:
     return X.to(cast(TwoLayerViT, training.network).W_Q.dtype)
 
 
+def _gradients(q: Tensor, key: Tensor, value: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the margins yf (k, n), and the gradients of the mean loss by scores (k, n, S, S) and values (k, n, S).
+
+    The names are those of the docstring of this module.
+    """
+    S = torch.softmax(q @ key.mT, dim=3)
+    a = S.mean(dim=2)
+    margin = y * (a * value).sum(dim=2)
+    c = (-y * torch.sigmoid(-margin) / q.shape[1])[..., None]
+    attended = (S @ value[..., None]).squeeze(3)
+    d_score = (c / value.shape[2])[..., None] * S * (value[:, :, None, :] - attended[..., None])
+    return margin, d_score, c * a
+
+
 class Span:
     """The state of T trainings of the same shape: Q, K (T, n, L, d_h) and u (T, n, L).
 
@@ -106,18 +120,11 @@ class Span:
             rows = index[..., None].expand(*index.shape, q.shape[3])
             q, key, value = q.gather(2, rows), key.gather(2, rows), value.gather(2, index)
 
-        # The outputs, and the gradients by outputs and scores, in the terms of the docstring of this module.
-        S = torch.softmax(q @ key.mT, dim=3)
-        a = S.mean(dim=2)
-        margin = y * (a * value).sum(dim=2)
-        c = (-y * torch.sigmoid(-margin) / self.n)[..., None]
-        attended = (S @ value[..., None]).squeeze(3)
-        d_score = (c / value.shape[2])[..., None] * S * (value[:, :, None, :] - attended[..., None])
-
+        margin, d_score, d_value = _gradients(q, key, value, y)
         # The changes of A, B and g: the factors of X^T in dW_Q, dW_K and dv.
         dA = self._whole(d_score @ key, index).flatten(1, 2)
         dB = self._whole(d_score.mT @ q, index).flatten(1, 2)
-        dg = self._whole(c * a, index).flatten(1, 2)
+        dg = self._whole(d_value, index).flatten(1, 2)
         self.A[active] -= self.lr * dA
         self.B[active] -= self.lr * dB
         self.g[active] -= self.lr * dg
