@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -166,20 +168,26 @@ def test_memory_is_counted_when_it_is_used() -> None:
 
 
 def test_memory_that_two_processes_share_is_counted_once() -> None:
-    with mmap.mmap(-1, 100 * MIB) as shared:
-        shared.write(b"1" * (100 * MIB))
-        alone = memory_over([os.getpid()], 0)
-        reader, writer = os.pipe()
-        if (child := os.fork()) == 0:
-            sum(shared[k] for k in range(0, 100 * MIB, 4096))
-            os.read(reader, 1)
-            os._exit(0)
-        together = memory_over([os.getpid(), child], 0)
-        os.write(writer, b"1")
-        os.waitpid(child, 0)
-        os.close(reader)
-        os.close(writer)
-    assert together - alone < 60 * MIB
+    """Two small processes of their own: a fork of this large one would copy what either of them writes to."""
+    size = 100 * MIB
+    hold = (
+        "import mmap, sys\n"
+        "with mmap.mmap(int(sys.argv[1]), 0) as pages:\n"
+        "    sum(pages[k] for k in range(0, len(pages), 4096))\n"
+        "    print('read', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    shared = os.memfd_create("shared")
+    with os.fdopen(shared, "wb") as file, ExitStack() as stack:
+        file.write(b"1" * size)
+        file.flush()
+        pids = []
+        for _ in range(2):
+            command = [sys.executable, "-c", hold, str(shared)]
+            child = stack.enter_context(Popen(command, stdin=PIPE, stdout=PIPE, pass_fds=[shared]))
+            assert child.stdout is not None and child.stdout.readline() == b"read\n"
+            pids.append(child.pid)
+        assert size < memory_over(pids, 0) < size + 80 * MIB
 
 
 @pytest.fixture(autouse=True)
