@@ -271,8 +271,10 @@ class Networks:
 
     @cached_property
     def _other_networks(self) -> dict[Path, Mapping[str, RecordSummary]]:
-        shipped = Path(str(resources.files(__package__))) / "suites" / "networks"
-        folders = [self.folder, shipped] if self.folder is not None else [shipped]
+        suites = Path(str(resources.files(__package__))) / "suites"
+        folders = sorted(path for path in suites.iterdir() if path.is_dir())
+        if self.folder is not None:
+            folders.insert(0, self.folder)
         return {folder: store.summaries(folder) for folder in folders}
 
 
