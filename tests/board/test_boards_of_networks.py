@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from flats import build, copy_without, flat, row_of
 from PIL import Image
+from running import run_without_board
 from safetensors.torch import save_file
 from scipy import stats
 
@@ -60,10 +61,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(files: Path, out: Path, *networks: str, plugins: tuple[str, ...] = ("attn_topk",), **options: Any) -> None:
     values = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"}
     values |= {"images": f"folder:{files / 'pictures'}"} | options
-    sparsebench.run(
-        list(plugins), suite="folder", model=f"timm:{ARCH}", out=out, jobs=0,
-        weights=[files / f"{network}.safetensors" for network in networks], **values,
-    )  # fmt: skip
+    weights = [files / f"{network}.safetensors" for network in networks]
+    run_without_board(*plugins, suite="folder", model=f"timm:{ARCH}", weights=weights, out=out, **values)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from measured import TINY
-from running import execute, planned
+from running import execute, planned, run_without_board
 from waiting import soon
 
-from sparsebench import api, files
+from sparsebench import files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
 from sparsebench.plugin.registry import Registry
@@ -136,13 +136,13 @@ def test_after_a_kill_what_is_left_is_what_has_no_record(
 
 
 def test_cells_of_shards_that_have_not_run_are_left(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"suite": TINY, "n_train": [4, 8], "seeds": 2, "jobs": 0, "out": tmp_path}
+    words: dict[str, Any] = {"suite": TINY, "n_train": [4, 8], "seeds": 2, "out": tmp_path}
     labels = ("dense", "random", "oracle", "anti_oracle")
     for shard, done in zip(("1/3", "0/3", "2/3"), (1, 2, 3), strict=True):
         if done == 2:  # another request in the same folder, of one shard
-            api.run("noise", **words | {"n_train": [2], "seeds": 1})
+            run_without_board("noise", **words | {"n_train": [2], "seeds": 1})
             status(tmp_path)
-        api.run((), shard=shard, **words)
+        run_without_board(shard=shard, **words)
         result, records = status(tmp_path), store.read(tmp_path).values()
         stored = sum(record.cell.n_train != 2 for record in records)
         left = [int(row(result, label)[3]) for label in labels]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pages import code
+from running import run_without_board
 
 import sparsebench
 from sparsebench.errors import UnsupportedError
@@ -113,7 +114,7 @@ def run_on(folder: Path, text: str, *strategies: str, jobs: int = 0) -> dict[str
     plugins = [str(folder / name) if name == "learner.py" else name for name in strategies]
     task = "composite:canvas=16,foreground=8,epochs=1,test=8,pretrain_epochs=0"
     more = {"tasks": task, "n_train": [4], "macs": [0.6], "jobs": jobs, "model": "plain_vit:dim=16,depth=2,heads=2"}
-    sparsebench.run([str(folder / "plain_vit.py"), *plugins], out=folder / "out", **TINY, **more)
+    run_without_board(str(folder / "plain_vit.py"), *plugins, out=folder / "out", **TINY, **more)
     return {record.label: record for record in store.read(folder / "out").values()}
 
 

@@ -10,7 +10,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.jobs import Job
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Execution, Files, Request, Rerun
+from sparsebench.plan.request import Execution, Files, Request, Rerun, values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
@@ -43,6 +43,15 @@ def local(
 ) -> Generator[Record, None, None]:
     """Yield the record of each job, run by worker processes in batches of up to `most` jobs."""
     return in_workers(workers, Queue(jobs, most), RunEnvironment(out, "cpu", locations, Execution(**limits)))
+
+
+def run_without_board(*plugins: str, out: Path, **options: Any) -> None:
+    """Run the missing cells of the options of `sparsebench.run` in this process, but judge nothing and write no board.
+
+    For tests that read the records, or judge them in their own way: a board takes longer than some tiny cells.
+    """
+    values = values_of({"plugins": plugins, "device": "cpu", "jobs": 0, **options})
+    runs.run_missing(*values, Registry(), out)
 
 
 def execute(

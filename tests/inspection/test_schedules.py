@@ -9,6 +9,7 @@ import timm
 import torch
 from commands import call
 from PIL import Image
+from running import run_without_board
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -87,9 +88,9 @@ def test_a_choice_needs_pictures_and_is_for_one_strategy_at_a_time(weights: Path
 
 
 def run(weights: Path, root: Path, out: Path, task: str) -> None:
-    sparsebench.run(
-        plugins="attn_topk:schedule=auto", suite="folder", tasks=f"folder:crop=1,labels=names{task}", macs=0.5,
-        model=f"timm:{ARCH}", weights=weights, images=f"folder:{root}", jobs=0, out=out,
+    run_without_board(
+        "attn_topk:schedule=auto", suite="folder", tasks=f"folder:crop=1,labels=names{task}", macs=0.5,
+        model=f"timm:{ARCH}", weights=weights, images=f"folder:{root}", out=out,
     )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def test_token_counts_are_shown_before_a_run_and_in_the_description_of_a_strateg
 
 def test_compare_uses_the_schedules_of_a_run(tmp_path: Path) -> None:
     options = {"suite": "embedded", "tasks": "composite:test=40", "macs": 0.3, "seeds": 1, "jobs": 0}
-    sparsebench.run(plugins="divprune:schedule=auto", out=tmp_path, **options)
+    run_without_board("divprune:schedule=auto", out=tmp_path, **options)
     (record,) = (each for each in store.read(tmp_path).values() if each.label == "divprune")
     assert record.schedule is not None
     words = ["divprune:schedule=auto", "patch_variance", "--suite", "embedded", "--task", "composite:test=40"]

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import timm
 import torch
+from running import run_without_board
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from token_sets import Sets
 from vits import vit
 
-import sparsebench
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.base import Model
 from sparsebench.models.deep import DeepViT, small_vit
@@ -171,10 +171,10 @@ def test_a_token_sees_less_than_one_patch_beyond_its_own() -> None:
 
 def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
     """Running statistics must be loaded too; otherwise test results would differ."""
-    sparsebench.run(
-        ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
+    run_without_board(
+        "attn_topk", tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
         model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[16], seeds=1, out=tmp_path, where="test",
-        macs=[1.0, 0.5], device="cpu", jobs=0,
+        macs=[1.0, 0.5],
     )  # fmt: skip
     records = {(r.label, r.cell.budget.macs): r for r in store.read(tmp_path).values()}
     assert {r.status for r in records.values()} == {"ok"}, [r.failure for r in records.values()]

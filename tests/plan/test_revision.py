@@ -6,13 +6,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from measured import TINY
 from plugin_files import write_distribution
+from running import run_without_board
 
-import sparsebench
 from sparsebench.cli import main
 from sparsebench.records import store
 
@@ -60,7 +61,7 @@ def sparsebench_tasks():
     return [Easy]
 '''
 SIZES = "epochs=1,test=4,pretrain_epochs=0,canvas=16,foreground=8"
-SMALL = {"suite": "quick-scratch", "n_train": 4, "seeds": 1, "jobs": 0}
+SMALL: dict[str, Any] = {"suite": "quick-scratch", "n_train": 4, "seeds": 1}
 
 
 def to_do(out: Path, *names: str, task: str = "composite") -> str:
@@ -72,7 +73,7 @@ def to_do(out: Path, *names: str, task: str = "composite") -> str:
 
 
 def run(out: Path, *names: str, task: str = "composite") -> None:
-    sparsebench.run(list(names), tasks=f"{task}:{SIZES}", out=out, keep=0.5, **SMALL)
+    run_without_board(*names, tasks=f"{task}:{SIZES}", out=out, keep=0.5, **SMALL)
 
 
 def changed(path: Path, old: str, new: str) -> None:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import run_without_board
 
-from sparsebench import api
 from sparsebench.publish.submission import submit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -48,7 +48,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the run; do not write to it."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    api.run(str(forge.PLUGIN), suite=str(suite), out=folder, jobs=0, device="cpu")
+    run_without_board(str(forge.PLUGIN), suite=str(suite), out=folder)
     return folder
 
 

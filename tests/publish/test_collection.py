@@ -13,8 +13,8 @@ import forge
 import pytest
 from commands import call
 from forge import PLUGIN, changed, put, worsen
+from running import run_without_board
 
-from sparsebench import api
 from sparsebench.publish.about import About
 from sparsebench.publish.submission import manifest_of, submit, write_manifest
 
@@ -37,13 +37,13 @@ def rows_of(folder: Path, *words: str) -> list[dict[str, str]]:
 def place(out: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a board of maintainers, and the submissions of two groups; do not write to it."""
     root = tmp_path_factory.mktemp("boards")
-    api.run(("value_norm",), suite=str(suite), out=root / "tiny", jobs=0, device="cpu")
+    run_without_board("value_norm", suite=str(suite), out=root / "tiny")
     assert call("leaderboard", root / "tiny", "--update").exit_code == 0
     submit(out, root / "submissions", about=FIRST)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     plugin = elsewhere / "theirs.py"
     plugin.write_text(PLUGIN.read_text().replace('"norm"', '"theirs"').replace("(1 if", "(-1 if"))
-    api.run(str(plugin), suite=str(suite), out=elsewhere / "run", jobs=0, device="cpu")
+    run_without_board(str(plugin), suite=str(suite), out=elsewhere / "run")
     submit(elsewhere / "run", root / "submissions", about=SECOND)
     return root
 

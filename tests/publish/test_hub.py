@@ -16,8 +16,8 @@ import yaml
 from commands import call
 from forge import PLUGIN
 from hub_server import TOKEN, Hub, running
+from running import run_without_board
 
-from sparsebench import api
 from sparsebench.publish.submission import MANIFEST, RECORDS
 
 pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
@@ -222,7 +222,7 @@ def test_each_network_and_budget_has_a_result_of_its_own(hub: Hub, suite: Path, 
     head, spurious, _ = suite.read_text().split("[[task]]")
     other = spurious.replace("depth = 1", "depth = 2")
     (tmp_path / "two.toml").write_text("[[task]]".join((head, spurious, other)))
-    api.run(str(PLUGIN), suite=str(tmp_path / "two.toml"), seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
+    run_without_board(str(PLUGIN), suite=str(tmp_path / "two.toml"), seeds=1, out=tmp_path / "out")
     made = submitted(tmp_path / "out", tmp_path / "to")
     assert made.exit_code == 0, made.output
     (model,) = head_of(hub.files[NAME]["README.md"].decode())["model-index"]

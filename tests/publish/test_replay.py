@@ -11,10 +11,9 @@ import torch
 from click.testing import CliRunner, Result
 from coded import write_pictures
 from forge import JUDGE, PEEKS, PLUGIN, changed, improve, judged, moved, put, said, sourced
-from running import inline
+from running import inline, run_without_board
 from safetensors.torch import save_file
 
-from sparsebench import api
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.request import Files
@@ -72,7 +71,7 @@ def test_half_of_the_drawn_cells_are_its_own_and_no_content_moves_the_draw(sound
 def test_what_a_cell_starts_from_is_run_first_through_two_levels(tmp_path: Path) -> None:
     """A trained strategy of sparsebench, which starts from dense, which starts from a network that was pretrained."""
     task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
-    api.run("dynamic_vit", tasks=task, n_train=(20,), seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
+    run_without_board("dynamic_vit", tasks=task, n_train=(20,), seeds=1, out=tmp_path / "out")
     folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
     verdict = replayed(folder, 1)
     assert verdict.badge == "replayed" and "(1 of 1 cells of the strategy)" in verdict.notes[0], verdict
@@ -86,7 +85,7 @@ def test_a_task_in_the_file_of_the_strategy_is_replayed_on_any_pictures(tmp_path
     write_pictures(tmp_path / "pictures", {"a": 5}, each=6)
     asked: dict[str, Any] = {"tasks": "small:pretrain_epochs=1,pretrain_samples=40", "n_train": (8,), "seeds": 1}
     asked |= {"backgrounds": str(tmp_path / "pictures"), "macs": 0.6}
-    api.run(str(tmp_path / "both.py"), **asked, out=tmp_path / "out", jobs=0, device="cpu")
+    run_without_board(str(tmp_path / "both.py"), **asked, out=tmp_path / "out")
     folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
     result = call(folder, "--replay", "all", "--yes", "--backgrounds", tmp_path / "pictures")
     assert result.exit_code == 0 and ": replayed: " in result.stdout, result.output
@@ -151,7 +150,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "snapshot" / "config.json").write_text('{"architecture": "test_vit", "pretrained_cfg": {}}')
     shutil.copy(root / "other.safetensors", root / "snapshot")
     asked: dict[str, Any] = {"suite": "folder", "model": "timm:test_vit", "images": pictures, "weights": weights}
-    api.run(str(PLUGIN), **asked, out=root / "out", jobs=0, device="cpu")
+    run_without_board(str(PLUGIN), **asked, out=root / "out")
     submit(root / "out", root / "to")
     return root
 
@@ -183,7 +182,7 @@ def test_cells_with_a_file_of_classes_are_not_said_to_disagree(own: Path, tmp_pa
     (tmp_path / "classes.txt").write_text("b\na\n")
     asked: dict[str, Any] = {"suite": "folder", "tasks": f"folder:classes={tmp_path / 'classes.txt'}"}
     asked |= {"images": f"folder:{own / 'pictures'}", "model": "timm:test_vit", "weights": own / "mine.safetensors"}
-    api.run(str(PLUGIN), **asked, seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
+    run_without_board(str(PLUGIN), **asked, seeds=1, out=tmp_path / "out")
     folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
     result = call(folder, "--replay", 1, "--yes", *files(own, "images", "mine"))
     assert result.exit_code == 2 and result.stdout == "", result.output

@@ -11,8 +11,8 @@ import pytest
 from commands import call
 from flats import rows_in
 from forge import PLUGIN, Change, put
+from running import run_without_board
 
-from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.publish.clone import git_steps
 from sparsebench.publish.submission import RECORDS, manifest_of, submit, verify
@@ -82,7 +82,7 @@ def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tm
     (tmp_path / "mine.py").write_text(text.replace("(1 if", "(sign if"))
     (tmp_path / "far.py").write_text("sign = 1\n")
     (tmp_path / "unused.py").write_text("")
-    api.run(str(tmp_path / "mine.py"), suite=str(suite), tasks="spurious", seeds=1, out=tmp_path / "out", jobs=0)
+    run_without_board(str(tmp_path / "mine.py"), suite=str(suite), tasks="spurious", seeds=1, out=tmp_path / "out")
     for path in tmp_path.glob("*.py"):
         path.unlink()  # the run's folder has what was run
     made = submit(tmp_path / "out", tmp_path / "to")
@@ -101,7 +101,7 @@ def test_a_table_of_the_plugin_is_the_same_with_other_line_endings(suite: Path, 
     )
     text = PLUGIN.read_text().replace("import sparsebench\n", "import sparsebench\nfrom far import sign\n")
     (tmp_path / "mine.py").write_text(text.replace("(1 if", "(sign if"))
-    api.run(str(tmp_path / "mine.py"), suite=str(suite), tasks="spurious", seeds=1, out=tmp_path / "out", jobs=0)
+    run_without_board(str(tmp_path / "mine.py"), suite=str(suite), tasks="spurious", seeds=1, out=tmp_path / "out")
     folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
     for path in (folder / "plugin").rglob("*.*"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
@@ -128,7 +128,7 @@ def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
 
 def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    api.run(("noise", "value_norm"), suite=str(suite), tasks="spurious", seeds=1, out=out, jobs=0, device="cpu")
+    run_without_board("noise", "value_norm", suite=str(suite), tasks="spurious", seeds=1, out=out)
     with pytest.raises(UserError, match=r"strategies noise, value_norm; name a strategy"):
         submit(out, tmp_path / "to")
     with pytest.raises(UserError, match=r"did you mean 'noise'"):
@@ -185,8 +185,7 @@ BRINGS_TASK = Path(__file__).resolve().parents[1] / "plugins" / "brings_task.py"
 
 
 def run(out: Path, **options: Any) -> Path:
-    plugins = (str(PLUGIN), str(BRINGS_TASK))
-    api.run(plugins, **{"suite": "smoke", "seeds": 1, "out": out, "jobs": 0, "device": "cpu"} | options)
+    run_without_board(str(PLUGIN), str(BRINGS_TASK), out=out, **{"suite": "smoke", "seeds": 1} | options)
     return out
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from flats import filled, rows_in
 from measured import TINY
+from running import run_without_board
 
-from sparsebench import api, files
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
@@ -212,13 +213,13 @@ def test_what_cannot_be_sealed_stays(tmp_path: Path, make_record: Make) -> None:
     assert len(store.read(tmp_path)) == len(store.segments(tmp_path)) == len(list(tmp_path.rglob("*.*"))) == 1
 
 
-SMALL: dict[str, Any] = {"suite": TINY, "n_train": (4,), "jobs": 0}
+SMALL: dict[str, Any] = {"suite": TINY, "n_train": (4,)}
 
 
 def test_a_run_says_what_its_strategies_are(tmp_path: Path) -> None:
     """A run says what its strategies are and that it answers no whole suite."""
     out, less, merged = tmp_path / "out", tmp_path / "less", tmp_path / "merged"
-    api.run(["attn_topk", "column_norm"], seeds=2, out=out, **SMALL)
+    run_without_board("attn_topk", "column_norm", seeds=2, out=out, **SMALL)
     found = manifests.strategies(out)
     for name in ("attn_topk", "column_norm", "dense", "random", "oracle"):
         shipped = Registry().strategy(name)
@@ -230,7 +231,7 @@ def test_a_run_says_what_its_strategies_are(tmp_path: Path) -> None:
     assert (asked.name, asked.version, len(asked.settings)) == (manifests.OWN, 1, 2)
     store.merge([out], merged)
     assert manifests.strategies(merged) == found and manifests.suites(merged) == [asked]
-    api.run("noise", seeds=1, out=less, **SMALL)
+    run_without_board("noise", seeds=1, out=less, **SMALL)
     (other,) = manifests.suites(less)
     assert set(other.settings) < set(asked.settings)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from measured import TINY, TOKENS
 from pages import code, text_of
+from running import run_without_board
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsebench
@@ -64,7 +65,7 @@ def test_the_page_names_every_field_site_and_declaration():
 
 def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
     (tmp_path / "lines.py").write_text(code("docs/write/observer.md")[0])
-    sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **SMALL)
+    run_without_board(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **SMALL)
     records = sparsebench.load_records(tmp_path / "out")
     lines = sorted((tmp_path / "out" / "log.txt").read_text().splitlines())
     assert [line.split()[:3] for line in lines] == records[["cell_id", "strategy", "status"]].values.tolist()
@@ -74,7 +75,7 @@ def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
 def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
     (tmp_path / "stripes.py").write_text(code("docs/write/task.md")[0])
     tiny = SMALL | {"tasks": "stripes:test=40,epochs=1", "n_train": [50], "macs": [0.5]}
-    sparsebench.run([f"{tmp_path}/stripes.py"], out=tmp_path / "out", **tiny)
+    run_without_board(f"{tmp_path}/stripes.py", out=tmp_path / "out", **tiny)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     auroc = records["selection_auroc"]
@@ -84,7 +85,7 @@ def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
 def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     (tmp_path / "deep_sets.py").write_text(code("docs/write/model.md")[0])
     options = SMALL | {"macs": [0.5], "tasks": "sets:steps=10,test=10", "suite": "quick-scratch"}
-    sparsebench.run([f"{tmp_path}/deep_sets.py", TOKENS], model="deep_sets", out=tmp_path / "out", **options)
+    run_without_board(f"{tmp_path}/deep_sets.py", TOKENS, model="deep_sets", out=tmp_path / "out", **options)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     assert abs(records["macs_ratio"]["oracle"] - 0.5) < 0.03
@@ -99,7 +100,7 @@ def test_the_model_of_the_page_costs_what_it_says(tmp_path):
 def test_the_trainer_of_the_page_takes_the_steps(tmp_path):
     (tmp_path / "mean_token.py").write_text(code("docs/write/model.md")[2])
     options = {"tasks": "sets:steps=1,test=20", "n_train": [64], "seeds": 1, "jobs": 0, "device": "cpu"}
-    sparsebench.run([f"{tmp_path}/mean_token.py", TOKENS], model="mean_token", out=tmp_path / "out", **options)
+    run_without_board(f"{tmp_path}/mean_token.py", TOKENS, model="mean_token", out=tmp_path / "out", **options)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     assert records["accuracy"]["dense"] == 1 and records["accuracy"]["oracle"] == 1
