@@ -62,3 +62,9 @@ def sound(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a submission of few cells, without pictures."""
     return forge.honest(tmp_path_factory.mktemp("few"), seeds=1)
+
+
+@pytest.fixture(scope="session")
+def few_out(few: Path) -> Path:
+    """Return the folder of the run of few cells, as `forge.honest` makes it; do not write to it."""
+    return few.parents[2] / "out"

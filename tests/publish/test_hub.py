@@ -98,63 +98,63 @@ def board_rows(folder: Path) -> list[dict[str, Any]]:
     return list(json.loads(call("leaderboard", one, "--by", "task", "--format", "json").stdout))
 
 
-def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hub, out: Path, tmp_path: Path) -> None:
-    submitted(out, tmp_path / "to")
+def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hub, few_out: Path, tmp_path: Path) -> None:
+    submitted(few_out, tmp_path / "to")
     (folder,) = (tmp_path / "to" / "norm").iterdir()
     before = dict(hub.files[NAME])
-    again = submitted(out, tmp_path / "to")
+    again = submitted(few_out, tmp_path / "to")
     assert again.exit_code == 0 and "nothing was uploaded" in again.stderr and len(hub.commits) == 1
     call("withdraw", folder, "--reason", "wrong seeds")
     hub.calls.clear()
-    withdrawn = submitted(out, tmp_path / "to")
+    withdrawn = submitted(few_out, tmp_path / "to")
     assert withdrawn.exit_code == 0 and "withdrawn" in withdrawn.stderr
     assert f"norm/{folder.name}/withdrawn.json" in hub.files[NAME] and "put" not in hub.calls
     (folder / "withdrawn.json").unlink()
-    kept = submitted(out, tmp_path / "to")  # others may have withdrawn it
+    kept = submitted(few_out, tmp_path / "to")  # others may have withdrawn it
     assert kept.exit_code == 0 and "withdrawn.json" in kept.stderr
     assert hub.files[NAME].keys() - before.keys() == {f"norm/{folder.name}/withdrawn.json"}
 
 
-def test_a_second_upload_removes_its_own_files_and_keeps_those_of_others(hub: Hub, out: Path, tmp_path: Path) -> None:
-    submitted(out, tmp_path / "to")
+def test_a_second_upload_removes_its_own_files_and_keeps_those_of_others(hub: Hub, few_out: Path, tmp_path: Path) -> None:
+    submitted(few_out, tmp_path / "to")
     (folder,) = (tmp_path / "to" / "norm").iterdir()
     place = f"norm/{folder.name}"
     hub.files[NAME] |= {f"{place}/replays/2026-01-02-ab.json": b"{}", f"{place}/plugin/earlier.py": b""}
-    made = submitted(out, tmp_path / "to")
+    made = submitted(few_out, tmp_path / "to")
     assert made.exit_code == 0 and "2026-01-02-ab.json" in made.stderr
     assert f"{place}/replays/2026-01-02-ab.json" in hub.files[NAME]
     assert f"{place}/plugin/earlier.py" not in hub.files[NAME]
 
 
 def test_no_part_of_the_token_is_printed_where_a_long_message_is_cut(
-    hub: Hub, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, few_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise ValueError(" ".join([TOKEN] * 40))  # as a library may repeat the header of a request
 
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", fail)
-    made = submitted(out, tmp_path / "to")
+    made = submitted(few_out, tmp_path / "to")
     assert made.exit_code == 2 and "[token]" in made.stderr and TOKEN[:6] not in made.stderr
 
 
-def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(hub: Hub, out: Path, tmp_path: Path) -> None:
+def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(hub: Hub, few_out: Path, tmp_path: Path) -> None:
     for call_ in ("create", "info", "preupload", "put", "commit"):
         hub.breaks = {call_}
-        made = submitted(out, tmp_path / "to")
+        made = submitted(few_out, tmp_path / "to")
         assert made.exit_code == 2 and made.stderr.splitlines()[-1].startswith("Error: "), call_
         assert made.stdout == "" and TOKEN not in made.output
         assert set(hub.files.get(NAME, {})) <= {".gitattributes"}, call_
     hub.breaks = set()
-    assert submitted(out, tmp_path / "to").exit_code == 0
+    assert submitted(few_out, tmp_path / "to").exit_code == 0
     assert len(hub.commits) == 1 and "README.md" in hub.files[NAME]
 
 
 def test_a_refused_token_and_a_foreign_name_are_one_line_each(
-    hub: Hub, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, few_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign = submitted(out, tmp_path / "to", name="others/tokens")
+    foreign = submitted(few_out, tmp_path / "to", name="others/tokens")
     monkeypatch.setenv("HF_TOKEN", "hf_anotherToken")
-    refused = submitted(out, tmp_path / "to")
+    refused = submitted(few_out, tmp_path / "to")
     for made in (foreign, refused):
         (line,) = [line for line in made.stderr.splitlines() if line.startswith("Error")]
         assert made.exit_code == 2 and "token" in line and "hf_anotherToken" not in made.output
@@ -162,25 +162,25 @@ def test_a_refused_token_and_a_foreign_name_are_one_line_each(
 
 
 def test_without_a_token_the_client_is_not_asked(
-    hub: Hub, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, few_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    made = submitted(out, tmp_path / "to")
+    made = submitted(few_out, tmp_path / "to")
     assert made.exit_code == 2 and "hf auth login" in made.stderr and not hub.calls
 
 
-def test_what_somebody_else_has_written_is_not_overwritten(hub: Hub, out: Path, tmp_path: Path) -> None:
+def test_what_somebody_else_has_written_is_not_overwritten(hub: Hub, few_out: Path, tmp_path: Path) -> None:
     hub.files[NAME] = {".gitattributes": b"", "README.md": b"mine"}
-    made = submitted(out, tmp_path / "to")
+    made = submitted(few_out, tmp_path / "to")
     assert made.exit_code == 2 and "README.md" in made.stderr and hub.files[NAME]["README.md"] == b"mine"
 
 
-def test_the_card_of_another_submission_is_not_replaced(hub: Hub, out: Path, tmp_path: Path) -> None:
-    submitted(out, tmp_path / "to")
+def test_the_card_of_another_submission_is_not_replaced(hub: Hub, few_out: Path, tmp_path: Path) -> None:
+    submitted(few_out, tmp_path / "to")
     before = dict(hub.files[NAME])
     shutil.rmtree(tmp_path / "to")
-    made = call("submit", out, "--to", tmp_path / "to", "--author", "Bo Two", "--hub", NAME)
+    made = call("submit", few_out, "--to", tmp_path / "to", "--author", "Bo Two", "--hub", NAME)
     assert made.exit_code == 2 and "another submission" in made.stderr and hub.files[NAME] == before
 
 
@@ -189,30 +189,30 @@ ENDS = ("me/x.", "me/x-", "me-/x", ".me/x", "me/x.git", f"me/{'x' * 97}")
 
 
 @pytest.mark.parametrize("name", WRONG + ENDS)
-def test_names_that_are_none_are_refused_before_anything_is_written(out: Path, tmp_path: Path, name: str) -> None:
-    made = submitted(out, tmp_path / "to", name=name)
+def test_names_that_are_none_are_refused_before_anything_is_written(few_out: Path, tmp_path: Path, name: str) -> None:
+    made = submitted(few_out, tmp_path / "to", name=name)
     assert made.exit_code == 2 and made.stderr.count("\n") == 1 and not (tmp_path / "to").exists()
 
 
 def test_a_dry_run_shows_files_target_and_card_and_sends_nothing(
-    hub: Hub, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, few_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.constants.ENDPOINT", hub.address.replace("//", "//user:secret@"))
-        made = submitted(out, tmp_path / "to", "--dry-run")
+        made = submitted(few_out, tmp_path / "to", "--dry-run")
     assert made.exit_code == 0 and "secret" not in made.output, made.output
     for words in (RECORDS, MANIFEST, f"{hub.address}/datasets/{NAME}", "model-index", "Ada One", "| norm"):
         assert words in made.stdout
     assert not hub.calls and not (tmp_path / "to").exists() and TOKEN not in made.output
-    submitted(out, tmp_path / "to")
+    submitted(few_out, tmp_path / "to")
     assert hub.files[NAME]["README.md"].decode().strip() in made.stdout
-    assert "already" in submitted(out, tmp_path / "to", "--dry-run").stdout
+    assert "already" in submitted(few_out, tmp_path / "to", "--dry-run").stdout
 
 
-def test_the_endpoint_is_that_of_the_environment(out: Path, tmp_path: Path) -> None:
+def test_the_endpoint_is_that_of_the_environment(few_out: Path, tmp_path: Path) -> None:
     with running() as hub:
         env = os.environ | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-        command = [sys.executable, "-m", "sparsebench", "submit", str(out), "--to", str(tmp_path / "to"), "--hub", NAME]
+        command = [sys.executable, "-m", "sparsebench", "submit", str(few_out), "--to", str(tmp_path / "to"), "--hub", NAME]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and re.fullmatch(f"{hub.address}/datasets/{NAME}\n", done.stdout)
     assert TOKEN not in done.stdout + done.stderr

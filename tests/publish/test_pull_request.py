@@ -92,12 +92,12 @@ def published(server: Server) -> tuple[Path, list[str]]:
     return folder, [path.relative_to(server.clone).as_posix() for path in files_of(folder)]
 
 
-def test_a_fork_is_made_and_the_request_has_the_submission_alone(server: Server, out: Path) -> None:
+def test_a_fork_is_made_and_the_request_has_the_submission_alone(server: Server, few_out: Path) -> None:
     (server.clone / "README.md").write_text("not yet finished\n")
     (server.clone / "staged.txt").write_text("mine")
     server.git("add", "staged.txt")
     before = server.git("status", "--short", "README.md", "staged.txt")
-    made = server.submit(out, "--note", HOSTILE)
+    made = server.submit(few_out, "--note", HOSTILE)
     assert made.exit_code == 0, made.output
     (request,) = server.requests()
     assert made.stdout == f"{request['url']}\n" and request["headRepositoryOwner"]["login"] == "me"
@@ -108,25 +108,25 @@ def test_a_fork_is_made_and_the_request_has_the_submission_alone(server: Server,
     assert "Ada One" in request["body"] and not (server.clone / "done").exists()
 
 
-def test_a_second_call_adds_what_has_changed_and_asks_once(server: Server, out: Path) -> None:
-    server.submit(out)
+def test_a_second_call_adds_what_has_changed_and_asks_once(server: Server, few_out: Path) -> None:
+    server.submit(few_out)
     folder, _ = published(server)
-    assert server.submit(out).exit_code == 0
+    assert server.submit(few_out).exit_code == 0
     (request,) = server.requests()
     branch = request["branch"]
     assert server.git("rev-list", "--count", f"main..{branch}") == "1"
     assert call("withdraw", folder, "--reason", "wrong seeds").exit_code == 0
-    assert server.submit(out).stdout == f"{request['url']}\n"
+    assert server.submit(few_out).stdout == f"{request['url']}\n"
     assert f"{folder.relative_to(server.clone).as_posix()}/withdrawn.json" in server.changed("me/bench", branch)
     server.git("clean", "--quiet", "-fd", "leaderboard")
     server.git("switch", "--quiet", branch)  # as after the commands that are printed
     (folder / "withdrawn.json").unlink()
-    assert server.submit(out).exit_code == 0 and server.git("status", "--short") == ""
+    assert server.submit(few_out).exit_code == 0 and server.git("status", "--short") == ""
     assert server.changed("me/bench", branch) == published(server)[1] and len(server.requests()) == 1
 
 
 @pytest.mark.parametrize("step", ["auth status", "repo view", "api POST", "pr list", "pr create", "push"])
-def test_where_a_step_fails_the_same_command_goes_on(server: Server, out: Path, step: str) -> None:
+def test_where_a_step_fails_the_same_command_goes_on(server: Server, few_out: Path, step: str) -> None:
     hook = server.place / "group" / "bench.git" / "hooks" / "pre-receive"
     if step == "push":
         server.permit("WRITE")
@@ -134,7 +134,7 @@ def test_where_a_step_fails_the_same_command_goes_on(server: Server, out: Path, 
         hook.chmod(0o755)
     else:
         (server.place / "fails").write_text(step)
-    broken = server.submit(out)
+    broken = server.submit(few_out)
     assert "secretToken" not in broken.output and not server.requests()
     if step == "auth status":  # as without gh
         assert broken.exit_code == 0 and "git push" in broken.stdout
@@ -142,16 +142,16 @@ def test_where_a_step_fails_the_same_command_goes_on(server: Server, out: Path, 
         assert broken.exit_code == 2 and broken.stderr.splitlines()[-1].startswith("Error: "), broken.output
     (server.place / "fails").unlink(missing_ok=True)
     hook.unlink(missing_ok=True)
-    done = server.submit(out)
+    done = server.submit(few_out)
     assert done.exit_code == 0 and len(server.requests()) == 1, done.output
 
 
-def test_remotes_say_where_branch_and_request_go(server: Server, out: Path) -> None:
+def test_remotes_say_where_branch_and_request_go(server: Server, few_out: Path) -> None:
     shutil.copytree(server.place / "group", server.place / "me")
     parent = {"owner": {"login": "group"}, "name": "bench"}
     server.permit("ADMIN", "me bench", parent)
     server.git("remote", "set-url", "origin", f"{HOST}me/bench.git")
-    assert server.submit(out).exit_code == 0  # origin is a fork: upstream is added
+    assert server.submit(few_out).exit_code == 0  # origin is a fork: upstream is added
     assert server.git("remote", "get-url", "upstream") == f"{HOST}group/bench.git"
     (request,) = server.requests()
     assert request["url"].startswith("https://host.example/group/bench/") and server.changed(
@@ -159,28 +159,28 @@ def test_remotes_say_where_branch_and_request_go(server: Server, out: Path) -> N
     )
 
 
-def test_who_may_push_needs_no_fork(server: Server, out: Path) -> None:
+def test_who_may_push_needs_no_fork(server: Server, few_out: Path) -> None:
     server.permit("WRITE")
-    assert server.submit(out).exit_code == 0
+    assert server.submit(few_out).exit_code == 0
     (request,) = server.requests()
     assert server.changed("group/bench", request["branch"]) and not (server.place / "me").exists()
 
 
-def test_what_is_merged_is_not_asked_for_again(server: Server, out: Path) -> None:
+def test_what_is_merged_is_not_asked_for_again(server: Server, few_out: Path) -> None:
     server.permit("WRITE")
-    server.submit(out)
+    server.submit(few_out)
     (request,) = server.requests()
     bare = server.place / "group" / "bench.git"
     server.git("update-ref", "refs/heads/main", request["branch"], at=bare)
     for clone in (bare, server.clone):
         server.git("branch", "--quiet", "-D", request["branch"], at=clone)
     (server.place / "requests.json").unlink()
-    made = server.submit(out)
+    made = server.submit(few_out)
     assert made.exit_code == 2 and "published already" in made.stderr and not server.requests()
 
 
 @pytest.mark.parametrize("why", ["gh is not installed", "not logged in", "no clone"])
-def test_without_gh_the_commands_are_printed(server: Server, out: Path, tmp_path: Path, why: str) -> None:
+def test_without_gh_the_commands_are_printed(server: Server, few_out: Path, tmp_path: Path, why: str) -> None:
     server.git("remote", "add", "upstream", f"{HOST}others/bench.git")
     to = server.clone / "leaderboard" / "submissions"
     if why == "gh is not installed":
@@ -189,14 +189,14 @@ def test_without_gh_the_commands_are_printed(server: Server, out: Path, tmp_path
         (server.place / "logged-out").write_text("")
     else:
         to = tmp_path / "elsewhere"
-    made = call("submit", out, "--to", to, "--author", "Ada One", "--pull-request")
+    made = call("submit", few_out, "--to", to, "--author", "Ada One", "--pull-request")
     assert made.exit_code == 0 and "git push -u origin" in made.stdout, made.output
     if why != "no clone":
         assert why in made.stderr.replace("the program ", "") and "others/bench/compare/group:" in made.stdout
 
 
-def test_a_dry_run_writes_and_sends_nothing(server: Server, out: Path) -> None:
-    made = server.submit(out, "--dry-run")
+def test_a_dry_run_writes_and_sends_nothing(server: Server, few_out: Path) -> None:
+    made = server.submit(few_out, "--dry-run")
     assert made.exit_code == 0, made.output
     assert "https://host.example/me/bench" in made.stdout and "https://host.example/group/bench" in made.stdout
     assert "manifest.json" in made.stdout and "Ada One" in made.stdout
@@ -205,9 +205,9 @@ def test_a_dry_run_writes_and_sends_nothing(server: Server, out: Path) -> None:
     assert "POST" not in calls and "create" not in calls and server.git("branch", "--list", "submit-*") == ""
 
 
-def test_a_submission_with_other_files_is_committed_again(server: Server, out: Path) -> None:
+def test_a_submission_with_other_files_is_committed_again(server: Server, few_out: Path) -> None:
     server.permit("WRITE")
-    assert server.submit(out).exit_code == 0
+    assert server.submit(few_out).exit_code == 0
     (request,) = server.requests()
     server.git("switch", "--quiet", "--force", request["branch"])
     server.git("switch", "--quiet", "-c", "mine")  # HEAD has the files, and the branch then differs from it
@@ -216,44 +216,44 @@ def test_a_submission_with_other_files_is_committed_again(server: Server, out: P
     for text in ("{}", '{"reason": "wrong seeds"}', '{"reason": "wrong data"}'):
         note.write_text(text)
         server.git("add", "--force", str(note))
-        made = server.submit(out)
+        made = server.submit(few_out)
         assert made.exit_code == 0, made.output
     branch = server.git("show", f"{request['branch']}:{note.relative_to(server.clone).as_posix()}")
     assert branch == '{"reason": "wrong data"}' and len(server.requests()) == 1
 
 
-def test_what_is_merged_as_one_commit_is_not_asked_for_again(server: Server, out: Path) -> None:
+def test_what_is_merged_as_one_commit_is_not_asked_for_again(server: Server, few_out: Path) -> None:
     server.permit("WRITE")
-    server.submit(out)
+    server.submit(few_out)
     (request,) = server.requests()
     bare = server.place / "group" / "bench.git"
     squashed = server.git("commit-tree", f"{request['branch']}^{{tree}}", "-p", "main", "-m", "merged", at=bare)
     server.git("update-ref", "refs/heads/main", squashed, at=bare)
     (server.place / "requests.json").unlink()  # it is closed
-    made = server.submit(out)  # the branch is still in the clone
+    made = server.submit(few_out)  # the branch is still in the clone
     assert made.exit_code == 2 and "published already" in made.stderr and not server.requests()
 
 
 @pytest.mark.parametrize("name", ["fork", "upstream"])
-def test_a_remote_that_is_on_no_server_is_named(server: Server, out: Path, name: str) -> None:
+def test_a_remote_that_is_on_no_server_is_named(server: Server, few_out: Path, name: str) -> None:
     if name == "upstream":
         server.permit("READ", parent={"owner": {"login": "others"}, "name": "bench"})
     server.git("remote", "add", name, "../elsewhere")
-    made = server.submit(out)
+    made = server.submit(few_out)
     assert made.exit_code == 2 and name in made.stderr and "../elsewhere" in made.stderr
     assert not server.requests() and not (server.place / "me").exists()
     server.git("remote", "rename", name, "mirror")
     (server.place / "others").symlink_to(server.place / "group")
-    assert server.submit(out).exit_code == 0 and server.requests()
+    assert server.submit(few_out).exit_code == 0 and server.requests()
 
 
 def test_git_gets_the_credentials_of_gh_wherever_it_speaks_to_a_server(
-    server: Server, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, few_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = tmp_path / "trace.json"
     with monkeypatch.context() as patch:
         patch.setenv("GIT_TRACE2_EVENT", str(trace))
-        assert server.submit(out).exit_code == 0
+        assert server.submit(few_out).exit_code == 0
     starts = [json.loads(line) for line in trace.read_text().splitlines() if '"event":"start"' in line]
     calls = [
         start["argv"] for start in starts if {"origin", "fork"} & set(start["argv"]) and "--quiet" in start["argv"]
