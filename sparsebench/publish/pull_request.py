@@ -164,15 +164,16 @@ def body_of(verdict: Verdict, about: About) -> str:
 def _commit(folder: Path, branch: str, base: str, message: str) -> None:
     """Commit a submission to its branch, which begins at the newest commit of a remote, as it was just fetched."""
     newest = _git(folder, "rev-parse", "FETCH_HEAD")
-    if _tree_with(folder, newest) == _tree(folder, newest):
+    tree = _tree_with(folder, newest)
+    if tree == _tree(folder, newest):
         raise UserError(f"{folder} is published already: the newest commit of `{base}` has the same files")
     name = f"refs/heads/{branch}"
     before = _run(["git", "rev-parse", "--quiet", "--verify", name], folder).stdout.strip()
-    parent = before or newest
-    tree = _tree_with(folder, parent)
-    if tree == _tree(folder, parent):
-        return
-    commit = _git(folder, "commit-tree", tree, "-p", parent, "-m", message)
+    if before:
+        tree = _tree_with(folder, before)
+        if tree == _tree(folder, before):
+            return
+    commit = _git(folder, "commit-tree", tree, "-p", before or newest, "-m", message)
     _git(folder, "update-ref", name, commit)
     if _git(folder, "symbolic-ref", "--quiet", "HEAD", fails="") == name:
         _git(folder, "reset", "--quiet", "--", ".")  # the index of the clone is then behind its branch

@@ -98,7 +98,9 @@ def board_rows(folder: Path) -> list[dict[str, Any]]:
     return list(json.loads(call("leaderboard", one, "--by", "task", "--format", "json").stdout))
 
 
-def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hub, few_out: Path, tmp_path: Path) -> None:
+def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(
+    hub: Hub, few_out: Path, tmp_path: Path
+) -> None:
     submitted(few_out, tmp_path / "to")
     (folder,) = (tmp_path / "to" / "norm").iterdir()
     before = dict(hub.files[NAME])
@@ -115,7 +117,9 @@ def test_a_second_upload_sends_what_has_changed_or_says_that_nothing_has(hub: Hu
     assert hub.files[NAME].keys() - before.keys() == {f"norm/{folder.name}/withdrawn.json"}
 
 
-def test_a_second_upload_removes_its_own_files_and_keeps_those_of_others(hub: Hub, few_out: Path, tmp_path: Path) -> None:
+def test_a_second_upload_removes_its_own_files_and_keeps_those_of_others(
+    hub: Hub, few_out: Path, tmp_path: Path
+) -> None:
     submitted(few_out, tmp_path / "to")
     (folder,) = (tmp_path / "to" / "norm").iterdir()
     place = f"norm/{folder.name}"
@@ -137,7 +141,9 @@ def test_no_part_of_the_token_is_printed_where_a_long_message_is_cut(
     assert made.exit_code == 2 and "[token]" in made.stderr and TOKEN[:6] not in made.stderr
 
 
-def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(hub: Hub, few_out: Path, tmp_path: Path) -> None:
+def test_a_broken_connection_leaves_nothing_and_the_same_command_goes_on(
+    hub: Hub, few_out: Path, tmp_path: Path
+) -> None:
     for call_ in ("create", "info", "preupload", "put", "commit"):
         hub.breaks = {call_}
         made = submitted(few_out, tmp_path / "to")
@@ -212,7 +218,17 @@ def test_a_dry_run_shows_files_target_and_card_and_sends_nothing(
 def test_the_endpoint_is_that_of_the_environment(few_out: Path, tmp_path: Path) -> None:
     with running() as hub:
         env = os.environ | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-        command = [sys.executable, "-m", "sparsebench", "submit", str(few_out), "--to", str(tmp_path / "to"), "--hub", NAME]
+        command = [
+            sys.executable,
+            "-m",
+            "sparsebench",
+            "submit",
+            str(few_out),
+            "--to",
+            str(tmp_path / "to"),
+            "--hub",
+            NAME,
+        ]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and re.fullmatch(f"{hub.address}/datasets/{NAME}\n", done.stdout)
     assert TOKEN not in done.stdout + done.stderr

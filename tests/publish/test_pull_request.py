@@ -30,15 +30,8 @@ class Server:
 
     def __init__(self, place: Path, patch: pytest.MonkeyPatch):
         self.place, self.clone = place / "server", place / "clone"
-        self.patch = patch
         programs = place / "bin"
-        programs.mkdir(parents=True)
-        self.place.mkdir()
         ssh, self.gh = programs / "ssh-here", programs / "gh"
-        ssh.write_text(SSH)
-        self.gh.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).with_name("stand_in_gh.py")}" "$@"\n')
-        for path in (ssh, self.gh):
-            path.chmod(0o755)
         git = shutil.which("git")
         assert git is not None
         patch.setenv("PATH", f"{programs}:{Path(git).parent}:/bin")
@@ -47,10 +40,21 @@ class Server:
         for role in ("AUTHOR", "COMMITTER"):
             patch.setenv(f"GIT_{role}_NAME", "Ada One")
             patch.setenv(f"GIT_{role}_EMAIL", "ada@a.example")
-        self.git(
-            "init", "--quiet", "--bare", "--initial-branch=main", str(self.place / "group" / "bench.git"), at=place
+
+    def prepare(self) -> None:
+        """Write the programs, and make the repository and its clone."""
+        ssh = self.gh.with_name("ssh-here")
+        self.gh.parent.mkdir(parents=True)
+        self.place.mkdir()
+        ssh.write_text(SSH)
+        self.gh.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" -IS "{Path(__file__).with_name("stand_in_gh.py")}" "$@"\n'
         )
-        self.git("clone", "--quiet", f"{HOST}group/bench.git", str(self.clone), at=place)
+        for path in (ssh, self.gh):
+            path.chmod(0o755)
+        bare = self.place / "group" / "bench.git"
+        self.git("init", "--quiet", "--bare", "--initial-branch=main", str(bare), at=self.place)
+        self.git("clone", "--quiet", f"{HOST}group/bench.git", str(self.clone), at=self.place)
         (self.clone / "README.md").write_text("the benchmark\n")
         self.git("switch", "--quiet", "-c", "main")
         self.git("add", ".")
@@ -81,9 +85,19 @@ class Server:
         return call("submit", out, "--to", to, "--author", "Ada One", "--pull-request", *words)
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the repository and its clone; do not write to it."""
+    place = tmp_path_factory.mktemp("prepared") / "place"
+    with pytest.MonkeyPatch.context() as patch:
+        Server(place, patch).prepare()
+    return place
+
+
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    return Server(tmp_path / "place", monkeypatch)
+def server(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Return a server with copies of the repository and its clone."""
+    return Server(Path(shutil.copytree(prepared, tmp_path / "place")), monkeypatch)
 
 
 def published(server: Server) -> tuple[Path, list[str]]:
