@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from measured import TINY
-from running import jobs_of, local
+from running import jobs_of, local, run_without_board
 from waiting import soon
 
 from sparsebench import api
@@ -116,7 +116,7 @@ def test_a_run_from_python_says_which_cells_have_no_result(
 def test_without_unix_a_run_says_one_line(tmp_path: Path) -> None:
     """Without Unix networks get strategies and folders are read and a run says one line."""
     out = tmp_path / "out"
-    api.run("attn_topk", suite=TINY, n_train=[4], seeds=1, jobs=0, out=out)
+    run_without_board("attn_topk", suite=TINY, n_train=[4], seeds=1, out=out)
     code = NO_UNIX + (
         "import sparsebench\n"
         "model = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=2, depth=2)\n"
