@@ -71,7 +71,7 @@ def test_the_picture_has_each_strategy_at_each_share_against_dense() -> None:
     # The text above is about all shares, so it names none of them.
     texts = [text.get_text() for text in figure.findobj(Text)]
     data = next(text for text in texts if text.startswith("Data:")).partition("(track")[0]
-    assert "networks" in data and "%" not in data
+    assert "network" in data and "%" not in data
 
 
 def test_a_board_with_one_share_has_no_such_picture() -> None:
