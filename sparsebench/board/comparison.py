@@ -459,21 +459,27 @@ def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 # In words
 
 
-def about(comparison: Comparison) -> str:
-    """Return one sentence on the data, and one on the networks and the track."""
+def about(comparison: Comparison, *, with_share: bool = True) -> str:
+    """Return one sentence on the data, and one on the networks and the track.
+
+    Args:
+        comparison: the comparison.
+        with_share: whether to say the share of relevant tokens.
+    """
     dense = dense_of(comparison.tested)
     track = TRACKS.get(comparison.track, comparison.track)
     if comparison.labels_patches:
         track = HEADS.get(str(comparison.params[0].get("head")), track)
     networks = _about_networks(comparison, dense)
-    text = f"Data: {_about_data(comparison, dense)}. {networks}, {track} (track {comparison.track})."
+    data = _about_data(comparison, dense, with_share)
+    text = f"Data: {data}. {networks}, {track} (track {comparison.track})."
     if comparison.learned_classes:
         text += " The networks were trained on these classes, so this is no test of what their features represent."
     return plain(text, 1000)
 
 
-def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
-    """Return what the data are: pictures, size, classes, number of test items."""
+def _about_data(comparison: Comparison, dense: pd.DataFrame, with_share: bool) -> str:
+    """Return what the data are: pictures, size, classes, number of test items, share of relevant tokens."""
     task, model = comparison.params
     pictures = pictures_of(comparison)
     where = ", ".join(filter(None, (comparison.board, f"task {comparison.task}")))
@@ -490,7 +496,7 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame) -> str:
         parts.append(f"{len(classes)} classes")
         parts.append(f"{tests[ITEMS].iloc[0]:,} test {items_of(comparison)} for each network")
     relevant = about_relevant(comparison)
-    if relevant:
+    if relevant and with_share:
         parts.append(relevant)
     rule = numbering(task)
     if rule:

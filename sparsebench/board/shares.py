@@ -93,7 +93,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
 
     if title is None:
         main = sections[0].ranking.comparison
-        title = about(replace(main, task=main.source)) if width == "two" else ""
+        title = about(replace(main, task=main.source), with_share=False) if width == "two" else ""
     notes = ["Bars: 95 % intervals of differences to dense. The vertical axis is stretched near dense."]
     if not strategies:
         notes.append("In colour: the most accurate at one of the shares and budgets.")

@@ -75,6 +75,7 @@ def verify(
 
     The exit code is 0 if no submission is rejected, 1 if one is, 2 if the command is wrong.
     """
+    from sparsebench.publish.collection import withdrawal_of
     from sparsebench.publish.submission import verify as verified
 
     number = None
@@ -95,6 +96,9 @@ def verify(
             from sparsebench.publish.replay import replay as replay_cells
 
             replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping, by)
+        withdrawal = withdrawal_of(folder)
+        if withdrawal:
+            verdict.notes.append(f"{withdrawal}; boards leave it out")
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))

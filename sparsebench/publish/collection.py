@@ -77,6 +77,17 @@ def withdraw(folder: Path, reason: str) -> Path:
     return folder / WITHDRAWN
 
 
+def withdrawal_of(folder: Path) -> str:
+    """Return when and why a submission was withdrawn, in one line; "" if it was not."""
+    try:
+        withdrawal = Withdrawal.model_validate_json((folder / WITHDRAWN).read_bytes())
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValidationError) as error:
+        return f"{WITHDRAWN} cannot be read: {reason_of(error)}"
+    return f"withdrawn on {withdrawal.date}: {plain(withdrawal.reason, LONGEST['note'])}"
+
+
 class Collection(NamedTuple):
     """The boards of all submissions in a folder.
 
@@ -138,13 +149,9 @@ def _absence(one: Submission, every: Iterable[Submission]) -> str:
     """Return why a submission has no rows, or ""."""
     if one.verdict.badge == "rejected" or one.manifest is None or one.suite is None:
         return f"rejected: {few(one.verdict.why, 1) or 'it cannot be read'}"
-    try:
-        withdrawal = Withdrawal.model_validate_json((one.folder / WITHDRAWN).read_bytes())
-        return f"withdrawn on {withdrawal.date}: {plain(withdrawal.reason, LONGEST['note'])}"
-    except FileNotFoundError:
-        pass
-    except (OSError, ValidationError) as error:
-        return f"{WITHDRAWN} cannot be read: {reason_of(error)}"
+    withdrawal = withdrawal_of(one.folder)
+    if withdrawal:
+        return withdrawal
     for other in every:
         if other.verdict.badge == "rejected" or other.manifest is None or other.folder == one.folder:
             continue

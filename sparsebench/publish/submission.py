@@ -179,7 +179,8 @@ class Verdict:
         strategy, version, suite, records: contents of the submission as far as readable; `suite` is "" without a suite.
         replays: who has run cells again, and when, according to the submission's files.
         unfit: why files of replays do not fit.
-        notes: facts about a replay, such as the cells that were run again, or about what `submit` wrote.
+        notes: facts about a replay, such as the cells that were run again, about a withdrawal, or about what `submit`
+            wrote.
     """
 
     folder: str

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flats import budgeted, with_outcomes
+from matplotlib.text import Text
 
 from sparsebench.board import shares, views
 from sparsebench.board.board import Board
@@ -67,6 +68,10 @@ def test_the_picture_has_each_strategy_at_each_share_against_dense() -> None:
     assert lines["other"].get_ydata() == pytest.approx([-30, -5])
     assert lines["oracle"].get_ydata() == pytest.approx([5, 2.5])
     assert lines["mine"].get_xdata() == pytest.approx([1 / 16, 1 / 4], rel=0.2)
+    # The text above is about all shares, so it names none of them.
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    data = next(text for text in texts if text.startswith("Data:")).partition("(track")[0]
+    assert "network" in data and "%" not in data
 
 
 def test_a_board_with_one_share_has_no_such_picture() -> None:

@@ -215,11 +215,17 @@ def test_a_suite_of_trained_networks_is_not_trained(
         expand(Request(suite=str(suites[1]), where="train"), Registry())
 
 
-def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suite", "expected"),
+    [("networks", ["composite"] * 24 + ["spurious"] * 6), ("detail-networks", ["composite"] * 3)],
+)
+def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(
+    suite: str, expected: list[str], tmp_path: Path
+) -> None:
     networks = Networks(tmp_path, {})
-    jobs = expand(Request(suite="networks"), Registry())
+    jobs = expand(Request(suite=suite), Registry())
     tasks = [job.cell.task.name for job in jobs if networks.elsewhere(job.cell.id) is not None]
-    assert sorted(tasks) == ["composite"] * 24 + ["spurious"] * 6
+    assert sorted(tasks) == expected
 
 
 def test_what_a_training_decided_is_not_asked_of_its_test(suites: tuple[Path, Path]) -> None:

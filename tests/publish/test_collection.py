@@ -124,6 +124,8 @@ def test_what_is_replaced_withdrawn_or_rejected_has_no_rows_and_is_named(place: 
     assert "withdrawn on " in made.stderr and "a wrong | seed" in made.stderr
     assert "norm/elsewhere" in made.stderr and "rejected: " in made.stderr
     assert norm.is_dir() and theirs.is_dir()
+    verified = call("verify", theirs)
+    assert verified.exit_code == 0 and "withdrawn on " in verified.stdout and "a wrong | seed" in verified.stdout
     # A stranger replaces nothing.
     write_manifest(newer, about.model_copy(update={"about": SECOND}))
     assert call("verify", newer).exit_code == 1
