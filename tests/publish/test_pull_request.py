@@ -139,6 +139,22 @@ def test_a_second_call_adds_what_has_changed_and_asks_once(server: Server, few_o
     assert server.changed("me/bench", branch) == published(server)[1] and len(server.requests()) == 1
 
 
+def test_a_later_commit_has_what_has_changed_in_the_submission_alone(server: Server, few_out: Path) -> None:
+    """Not what others have added to the repository meanwhile."""
+    server.permit("WRITE")
+    server.submit(few_out)
+    (request,) = server.requests()
+    (server.clone / "news.txt").write_text("by others\n")
+    server.git("add", "news.txt")
+    server.git("commit", "--quiet", "-m", "news")
+    server.git("push", "--quiet", "origin", "main")
+    folder, _ = published(server)
+    call("withdraw", folder, "--reason", "wrong seeds")
+    assert server.submit(few_out).exit_code == 0
+    note = (folder / "withdrawn.json").relative_to(server.clone).as_posix()
+    assert server.git("diff", "--name-only", f"{request['branch']}~1", request["branch"]) == note
+
+
 @pytest.mark.parametrize("step", ["auth status", "repo view", "api POST", "pr list", "pr create", "push"])
 def test_where_a_step_fails_the_same_command_goes_on(server: Server, few_out: Path, step: str) -> None:
     hook = server.place / "group" / "bench.git" / "hooks" / "pre-receive"
