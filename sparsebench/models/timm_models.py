@@ -151,8 +151,9 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
         UserError: the grid of the position embeddings is unknown.
         UserError, UnsupportedError: as in `create_vit` and `read_weights`.
     """
-    size = tuple(published(name).input_size[1:])
-    expected, vit = meta_vit(name, size, 1).state_dict(), _without_positions(name, size)
+    vit = copy.deepcopy(meta_vit(name, tuple(published(name).input_size[1:]), 1))
+    expected, embed = vit.state_dict(), vit.patch_embed
+    vit.pos_embed = None  # otherwise timm would resample the position embeddings of the file
     state = _rename(vit, read_weights(path, key).state, expected)
     classes = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
     patches = state.get(PATCHES)
@@ -163,7 +164,6 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
         return dimensions
     prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
     tokens = state[POSITIONS].shape[1] - prefix
-    embed = vit.patch_embed
     grid = embed.grid_size
     if grid[0] * grid[1] != tokens:
         grid = (isqrt(max(tokens, 0)),) * 2
@@ -183,17 +183,6 @@ def meta_vit(name: str, canvas: int | tuple[int, int], classes: int, channels: i
     """
     with torch.device("meta"):
         return create_vit(name, canvas, classes, channels=channels)
-
-
-@lru_cache(maxsize=16)
-def _without_positions(name: str, size: tuple[int, int]) -> Any:
-    """Return a copy of `meta_vit` without position embeddings, so that timm does not resample those of a file.
-
-    Do not change it: it is cached, as the copy takes longer than reading a small file of weights.
-    """
-    vit = copy.deepcopy(meta_vit(name, size, 1))
-    vit.pos_embed = None
-    return vit
 
 
 def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bool:
