@@ -70,7 +70,8 @@ def reason_of(error: BaseException) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        place = ".".join(map(str, first["loc"]))  # empty if the whole text is no JSON
+        text = f"{place}: {first['msg']}" if place else first["msg"]
     return plain(" ".join(text.split()), 300)
 
 

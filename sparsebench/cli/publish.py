@@ -90,15 +90,15 @@ def verify(
         raise UserError("--by needs a replay", next_step="add --replay N")
     for folder in folders:
         verdict = verified(folder, placed=True)
+        withdrawal = withdrawal_of(folder)
+        if withdrawal:
+            verdict.notes.append(f"{withdrawal}; boards leave it out")
         if replay and not verdict.wrong:
             by = _name_of(by, folder)
             _ask(folder, yes)
             from sparsebench.publish.replay import replay as replay_cells
 
             replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping, by)
-        withdrawal = withdrawal_of(folder)
-        if withdrawal:
-            verdict.notes.append(f"{withdrawal}; boards leave it out")
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))

@@ -7,6 +7,7 @@ leaderboard/submissions. Submissions that are rejected, withdrawn or replaced ha
 from __future__ import annotations
 
 import datetime
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from sparsebench.records.record import Value, canonical
 TITLE = "Submissions to the token sparsification leaderboard"
 """Title of the page of all submissions."""
 WITHDRAWN = "withdrawn.json"
+MOST_BYTES = 10_000
+"""Largest size of the file WITHDRAWN."""
 MOST_AUTHORS = 2
 """Largest number of authors that a row names."""
 Cells = tuple[str, int, tuple[str, ...]]
@@ -79,10 +82,14 @@ def withdraw(folder: Path, reason: str) -> Path:
 
 def withdrawal_of(folder: Path) -> str:
     """Return when and why a submission was withdrawn, in one line; "" if it was not."""
-    try:
-        withdrawal = Withdrawal.model_validate_json((folder / WITHDRAWN).read_bytes())
-    except FileNotFoundError:
+    path = folder / WITHDRAWN
+    if not os.path.lexists(path):
         return ""
+    # Links, pipes and large files are not opened, as submissions come from strangers.
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return f"{WITHDRAWN} cannot be read: it is no file of at most {MOST_BYTES} bytes"
+    try:
+        withdrawal = Withdrawal.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         return f"{WITHDRAWN} cannot be read: {reason_of(error)}"
     return f"withdrawn on {withdrawal.date}: {plain(withdrawal.reason, LONGEST['note'])}"

@@ -46,7 +46,7 @@ def local(
 
 
 def run_without_board(*plugins: str, out: Path, **options: Any) -> None:
-    """Run the missing cells of the options of `sparsebench.run` in this process, but judge nothing and write no board.
+    """Run the missing cells of the options of `sparsebench.run`, by default in this process, and write no board.
 
     For tests that read the records, or judge them in their own way: a board takes longer than some tiny cells.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -133,6 +134,24 @@ def test_what_is_replaced_withdrawn_or_rejected_has_no_rows_and_is_named(place: 
     assert [row["strategy"] for row in rows].count("norm") == 1 and f"{FIRST.paper}" in {row["paper"] for row in rows}
 
 
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "large", "no JSON"])
+def test_what_is_no_withdrawal_is_named_and_not_opened(few: Path, tmp_path: Path, kind: str) -> None:
+    folder = Path(shutil.copytree(few, tmp_path / few.parent.name / few.name))
+    path, secret = folder / "withdrawn.json", tmp_path / "secret"
+    secret.write_text('{"date": "2026-01-01", "reason": "a secret"}')
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("{" * 20_000 if kind == "large" else "{")
+    verified = call("verify", folder)
+    assert "withdrawn.json cannot be read: " in verified.stdout and "secret" not in verified.stdout
+    assert ": :" not in verified.stdout and "withdrawn on" not in verified.stdout
+
+
 def test_a_version_of_a_suite_that_is_not_current_is_marked(place: Path, tmp_path: Path) -> None:
     submissions = copied(place, tmp_path)
     folder = folder_of(submissions, "theirs")
@@ -154,9 +173,11 @@ def hostile(few_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("form", ["table", "md", "latex", "html", "csv"])
-def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path, form: str) -> None:
+def test_hostile_texts_stay_texts(place: Path, hostile: Path, tmp_path: Path, form: str) -> None:
     file = tmp_path / "board"
-    made = call("leaderboard", hostile, "--format", form, "--wide", "-o", file)
+    # Markdown is tested beside rows of the maintainers and of another submission.
+    folder = place / "submissions" if form == "md" else hostile
+    made = call("leaderboard", folder, "--format", form, "--wide", "-o", file)
     assert made.exit_code == 0, made.output
     text = file.read_text("utf-8")
     assert "Ada" in text

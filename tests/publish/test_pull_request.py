@@ -189,10 +189,11 @@ def test_remotes_say_where_branch_and_request_go(server: Server, few_out: Path) 
     )
 
 
-def test_who_may_push_needs_no_fork(server: Server, few_out: Path) -> None:
+def test_who_may_push_needs_no_fork(server: Server, out: Path) -> None:
     server.permit("WRITE")
-    assert server.submit(few_out).exit_code == 0
+    assert server.submit(out).exit_code == 0
     (request,) = server.requests()
+    assert "suite tiny" in request["body"]
     assert server.changed("group/bench", request["branch"]) and not (server.place / "me").exists()
 
 
