@@ -190,6 +190,9 @@ def test_padding_in_a_boolean_mask_is_ignored():
     assert plan.index.tolist() == [[0, 2], [1, -1]]
     assert tokens.sizes_after(plan, sizes).tolist() == tokens.values_at(sizes, plan.index).tolist() == [[2, 4], [6, 0]]
     assert tokens.index_after(plan, index).tolist() == [[4, 6], [8, -1]]
+    patches = torch.eye(3).expand(2, 3, 3)
+    after = tokens.patch_weights_after(plan, patches, sizes)
+    assert after.tolist() == [[[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 0, 0]]]
 
 
 @pytest.mark.parametrize("prefix", [None, torch.full((1, 1, 2), 9.0)], ids=["patches", "prefix too"])
