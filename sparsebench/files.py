@@ -53,6 +53,22 @@ def content_or_none(path: Path, most: int | None = None) -> bytes | None:
     return None
 
 
+def own_content(path: Path, most: int) -> bytes:
+    """Return the content of a file in a stranger's folder.
+
+    Links, pipes and larger files are not opened: they may lead out of the folder, or never end.
+
+    Raises:
+        UserError: it is no file of its own, or has more than `most` bytes.
+        OSError: it cannot be read.
+    """
+    if path.is_symlink() or not path.is_file():
+        raise UserError("it is no file of its own")
+    if path.stat().st_size > most:
+        raise UserError("it is too large", allowed=f"{most} bytes")
+    return path.read_bytes()
+
+
 def with_lf(content: bytes) -> bytes:
     """Return a text with LF at the ends of its lines, as Git may check it out with CRLF; other contents as they are."""
     return content if b"\0" in content else content.replace(b"\r\n", b"\n")

@@ -78,11 +78,7 @@ def verify(
     from sparsebench.publish.collection import withdrawal_of
     from sparsebench.publish.submission import verify as verified
 
-    number = None
-    if replay is not None and replay != "all":
-        if not (replay.isascii() and replay.isdecimal() and int(replay)):
-            raise UserError("--replay", got=f"'{replay}'", allowed="a number of cells, 1 or more, or all")
-        number = int(replay)
+    number = _number_of(replay)
     folders, verdicts = _submissions(path), []
     if replay and len(folders) > 1:
         raise UserError("--replay needs one submission", got=f"{len(folders)} submissions", next_step="name one")
@@ -105,6 +101,15 @@ def verify(
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
+
+
+def _number_of(replay: str | None) -> int | None:
+    """Return how many cells are run again; None for all, and without a replay."""
+    if replay is None or replay == "all":
+        return None
+    if not (replay.isascii() and replay.isdecimal() and int(replay)):
+        raise UserError("--replay", got=f"'{replay}'", allowed="a number of cells, 1 or more, or all")
+    return int(replay)
 
 
 def _name_of(by: str | None, folder: Path) -> str:

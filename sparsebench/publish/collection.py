@@ -85,12 +85,9 @@ def withdrawal_of(folder: Path) -> str:
     path = folder / WITHDRAWN
     if not os.path.lexists(path):
         return ""
-    # Links, pipes and large files are not opened, as submissions come from strangers.
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return f"{WITHDRAWN} cannot be read: it is no file of at most {MOST_BYTES} bytes"
     try:
-        withdrawal = Withdrawal.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+        withdrawal = Withdrawal.model_validate_json(files.own_content(path, MOST_BYTES))
+    except (OSError, UserError, ValidationError) as error:
         return f"{WITHDRAWN} cannot be read: {reason_of(error)}"
     return f"withdrawn on {withdrawal.date}: {plain(withdrawal.reason, LONGEST['note'])}"
 

@@ -147,11 +147,9 @@ def settle(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
 
 def _read(path: Path) -> Replay:
     """Return the replay in a file."""
-    if path.is_symlink() or not path.is_file() or path.suffix != ".json":
+    if path.suffix != ".json":
         raise UserError("it is no file NAME.json")
-    if path.stat().st_size > MOST_BYTES:
-        raise UserError("it is too large", allowed=f"{MOST_BYTES} bytes")
-    return Replay.model_validate_json(path.read_bytes())
+    return Replay.model_validate_json(files.own_content(path, MOST_BYTES))
 
 
 def _misfits(replay: Replay, manifest: Manifest, reported: Sequence[Record], adaptive: set[str]) -> Iterator[str]:

@@ -218,17 +218,8 @@ def test_a_dry_run_shows_files_target_and_card_and_sends_nothing(
 def test_the_endpoint_is_that_of_the_environment(few_out: Path, tmp_path: Path) -> None:
     with running() as hub:
         env = os.environ | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-        command = [
-            sys.executable,
-            "-m",
-            "sparsebench",
-            "submit",
-            str(few_out),
-            "--to",
-            str(tmp_path / "to"),
-            "--hub",
-            NAME,
-        ]
+        words = ["submit", str(few_out), "--to", str(tmp_path / "to"), "--hub", NAME]
+        command = [sys.executable, "-m", "sparsebench", *words]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and re.fullmatch(f"{hub.address}/datasets/{NAME}\n", done.stdout)
     assert TOKEN not in done.stdout + done.stderr
