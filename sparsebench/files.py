@@ -60,9 +60,9 @@ def own_content(path: Path, most: int) -> bytes:
 
     Raises:
         UserError: it is no file of its own, or has more than `most` bytes.
-        OSError: it cannot be read.
+        OSError: it cannot be read, as a folder.
     """
-    if path.is_symlink() or not path.is_file():
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
         raise UserError("it is no file of its own")
     if path.stat().st_size > most:
         raise UserError("it is too large", allowed=f"{most} bytes")

@@ -65,6 +65,8 @@ DIFFERS = "complete and consistent; cells that were run again here do not agree"
 UNFIT = "complete and consistent; a file of a replay does not fit"
 KEPT = "complete and consistent; according to its files, others have run randomly drawn cells again, and they agree"
 THERE = "it was there already, with the same records and authors"
+MOST_BYTES = 1_000_000
+"""Largest size of a manifest."""
 MOST_REASONS = 5
 """Maximum number of reasons in a verdict."""
 MOST_LETTERS = 30
@@ -104,11 +106,12 @@ class Manifest(Value):
 
 def manifest_of(folder: Path) -> Manifest:
     """Return the manifest of a submission. Raise UserError or OSError if it is missing or invalid."""
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        raise UserError(f"there is no {MANIFEST}")
     try:
-        return Manifest.model_validate_json((folder / MANIFEST).read_bytes(), strict=True)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no {MANIFEST}") from error
-    except ValidationError as error:
+        return Manifest.model_validate_json(files.own_content(path, MOST_BYTES), strict=True)
+    except (UserError, ValidationError) as error:
         raise UserError(f"{MANIFEST}: {reason_of(error)}") from error
 
 

@@ -25,6 +25,23 @@ GHOST = {"value": 1.0, "unit": "fraction", "n": 4, "low": None, "high": None, "m
 GROUPS = ("3 on flower", "3 on china", "8 on flower")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "large"])
+def test_a_manifest_that_is_no_file_of_its_own_is_not_read(few: Path, tmp_path: Path, kind: str) -> None:
+    folder = Path(shutil.copytree(few, tmp_path / few.parent.name / few.name))
+    path = folder / MANIFEST
+    text = path.read_text()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "elsewhere.json").write_text(text)
+        path.symlink_to(tmp_path / "elsewhere.json")
+    else:
+        path.write_text(text + " " * 2_000_000)
+    made = call("verify", tmp_path)
+    assert made.exit_code == 1 and "rejected" in made.stdout and f"{MANIFEST}: it is" in made.stdout
+
+
 def flip(name: str) -> Change:
     """Return what changes one test item."""
 
