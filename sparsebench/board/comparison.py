@@ -111,8 +111,7 @@ class Comparison:
         used = self.common.used
         rows = used.index.get_indexer(self.measured[ENTRY])
         columns = used.columns.get_indexer(pd.MultiIndex.from_frame(self.measured[CELL]))
-        mask = used.to_numpy()[rows, columns]
-        return self.measured if mask.all() else self.measured[mask]
+        return _where(self.measured, used.to_numpy()[rows, columns])
 
     @cached_property
     def largest(self) -> int:
@@ -123,7 +122,7 @@ class Comparison:
     @cached_property
     def tested(self) -> pd.DataFrame:
         """The records at the largest number of training samples."""
-        return self.records[self.records["n_train"] == self.largest]
+        return _where(self.records, (self.records["n_train"] == self.largest).to_numpy())
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -229,6 +228,11 @@ class Comparison:
         records = self.records[self.records["n_train"] == n_train]
         records = records[records["neighbour_accuracy"].notna()].assign(**{PREDICTIONS: records[NEIGHBOURS]})
         return {entry: results for entry, (results, _) in _results_of(records, "neighbour_accuracy").items()}
+
+
+def _where(records: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
+    """Return some of the records; the table itself, without a copy, if these are all."""
+    return records if mask.all() else records[mask]
 
 
 def _results_of(records: pd.DataFrame, accuracy: str) -> dict[int, tuple[Results, Groups]]:

@@ -290,9 +290,10 @@ def against_random(ranking: Ranking) -> str:
     budget are left out. "" if there are several strategies, or none, or no comparison.
     """
     every, delta = ranking.every, BY_KEY["random_delta"]
-    rows = every[(every["kind"] == "deployable") & every["accuracy"].notna()]
-    if rows["strategy"].nunique() != 1:
+    is_compared = (every["kind"] == "deployable") & every["accuracy"].notna()
+    if every.loc[is_compared, "strategy"].nunique() != 1:
         return ""
+    rows = every.loc[is_compared, ["strategy", "site", "budget", "asked", "macs_ratio", "versus_random", *delta.keys]]
     rows = rows[~over_budget(rows)].sort_values(["asked", "budget"], ascending=[False, True])
     clauses = []
     for mark, words in MARKS.items():
