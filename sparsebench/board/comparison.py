@@ -226,7 +226,9 @@ class Comparison:
     def neighbours_at(self, n_train: int) -> dict[int, Results]:
         """Return the results of the nearest neighbours of each entry with this number of training images."""
         records = self.records[self.records["n_train"] == n_train]
-        records = records[records["neighbour_accuracy"].notna()].assign(**{PREDICTIONS: records[NEIGHBOURS]})
+        # In this order: a column assigned to a table without rows would bring rows back.
+        records = records.assign(**{PREDICTIONS: records[NEIGHBOURS]})
+        records = records[records["neighbour_accuracy"].notna()]
         return {entry: results for entry, (results, _) in _results_of(records, "neighbour_accuracy").items()}
 
 
