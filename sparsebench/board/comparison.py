@@ -40,7 +40,12 @@ HEADS = {
     "own": "frozen; a linear head is learned on the patches of training images with each strategy",
 }
 """The same for predicted patches, by the parameter `head` of the task."""
-SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+SOURCES = {
+    "photos": "photographs",
+    "pictures": "photographs of a folder",
+    "folder": "pictures of a folder",
+    "masked": "pictures with masks of a folder",
+}
 """Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
 
@@ -210,7 +215,8 @@ class Comparison:
     @cached_property
     def labels_patches(self) -> bool:
         """Whether probes that predict patches are compared. The test items are then patches."""
-        return self.is_probe and self.has("iou")
+        # Without an object in the test there is no intersection over union, but the accuracy on the background.
+        return self.is_probe and (self.has("iou") or self.has("accuracy_irrelevant"))
 
     @cached_property
     def n_classes(self) -> int:

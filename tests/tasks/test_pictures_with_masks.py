@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coded import ARCH, write_random_weights
+from commands import call
 from PIL import Image
 
 import sparsebench
@@ -355,6 +356,9 @@ def test_masks_of_one_number_give_a_board(
     assert len(board) == (0 if words else 2)
     if not words:
         assert board["accuracy"].notna().all() and ("iou" not in board or board["iou"].isna().all())
+        text = call("leaderboard", out).output
+        assert "pictures with masks of a folder" in text and f"{4 * SIDE**2} test patches" in text
+        assert "oracle" in text.partition("Predicted patches")[2]
 
 
 def test_a_number_beyond_the_range_may_be_ignored(folder: Path, weights: Path, tmp_path: Path) -> None:
