@@ -8,7 +8,9 @@ import pytest
 from commands import call
 
 import sparsebench
+from sparsebench.board.board import gather
 from sparsebench.board.patches import COLUMNS
+from sparsebench.board.published import data_of
 from sparsebench.inspection.predictions import NOT_JUDGED, show_predictions
 from sparsebench.measure.patches import patch_labels
 from sparsebench.plan.request import Execution, Files, Request
@@ -65,6 +67,12 @@ def test_a_table_has_them(out: Path, board: pd.DataFrame) -> None:
     assert "2 classes" in text and "test patches" in text and "without a strategy" in text
 
 
+def test_the_page_begins_with_them(out: Path, board: pd.DataFrame) -> None:
+    (setting,) = data_of(gather(out))["settings"]
+    first = [column["key"] for column in setting["columns"] if column["first"]]
+    assert first.index("iou") < first.index("budget") and "iou_delta" in first
+
+
 def test_predictions_are_drawn_from_the_records(out: Path, board: pd.DataFrame) -> None:
     before = len(store.read(out))
     shown = show_predictions(asked(1), Files(), Execution("cpu", jobs=0), out, SILENT, 3)
@@ -86,3 +94,7 @@ def test_the_command_draws_them(out: Path, board: pd.DataFrame, tmp_path: Path) 
     done = call("show-tokens", "--plugin", STRATEGY, "--macs", 0.5, *options, "--file", file)
     assert done.exit_code == 0, done.output
     assert file.read_bytes().startswith(b"\x89PNG")
+    call("show-tokens", "--plugin", STRATEGY, "--macs", 0.5, *options)
+    page = tmp_path / "page.html"
+    call("leaderboard", out, "--format", "html", "-o", page)
+    assert "predicted classes of their patches" in page.read_text("utf-8") and "removed patches" not in page.read_text()
