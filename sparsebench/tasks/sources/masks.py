@@ -34,7 +34,7 @@ from sparsebench.tasks.sources.files import (
 
 MASKED = "masked"
 """Beginning of the name of a folder of pictures with masks in cells."""
-IMAGES, MASKS = "images", "masks"
+IMAGES, MASKS, SUFFIX = "images", "masks", ".png"
 LAYOUT = "DIR/images/NAME.* and DIR/masks/NAME.png"
 LARGEST = 253
 """The largest possible class number."""
@@ -90,8 +90,9 @@ def _with_strays(listed: Contents) -> Contents:
     pairs = _pairs(listed)
     in_pairs = {*pairs, *pairs.values()}
     strays = [name for name in listed.pictures if name not in in_pairs]
-    splits = _splits(pairs)
-    unused = [name for name in pairs if splits and name not in {*splits[0], *splits[1]}]
+    train, test = _splits(pairs) or (list(pairs), [])
+    used = {*train, *test}
+    unused = [name for name in pairs if name not in used]
     others = dict(listed.others)
     if strays:
         others[f"neither pictures in {IMAGES} nor masks of them"] = strays
@@ -102,9 +103,21 @@ def _with_strays(listed: Contents) -> Contents:
 
 def _pairs(files: Contents) -> dict[str, str]:
     """Return the mask of each picture, by their paths in the folder, sorted by picture."""
-    pictures = [name for name in files.pictures if name.startswith(f"{IMAGES}/")]
-    pairs = {name: f"{MASKS}/{PurePosixPath(name).relative_to(IMAGES).with_suffix('.png')}" for name in pictures}
-    return {name: mask for name, mask in pairs.items() if mask not in files.left_out}
+    files_of = {_png(name): name for name in (*files.pictures, *files.left_out) if name.lower().endswith(SUFFIX)}
+    pairs = dict[str, str]()
+    for name in files.pictures:
+        if not name.startswith(f"{IMAGES}/"):
+            continue
+        expected = _png(f"{MASKS}/{name.removeprefix(f'{IMAGES}/')}")
+        mask = files_of.get(expected, expected)  # its suffix may be in upper case
+        if mask not in files.left_out:
+            pairs[name] = mask
+    return pairs
+
+
+def _png(name: str) -> str:
+    """Return a path with the suffix of masks."""
+    return PurePosixPath(name).with_suffix(SUFFIX).as_posix()
 
 
 def _splits(pictures: Collection[str]) -> tuple[list[str], list[str]] | None:
