@@ -251,20 +251,24 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
             if not is_over:
                 candidates[budget].append(place)
     rows = []
-    for budget, places in sorted(candidates.items()):
-        better = ranking.pairs.among(places).better()
-        unbeaten = [place for k, place in enumerate(places) if not better[:, k].any()]
-        unbeaten.sort(key=lambda place: -ranked[place]["accuracy"])
-        share, label = budget
+    for (share, label), places in sorted(candidates.items()):
+        leaders = _unbeaten(ranking.pairs, places, ranked)
         best: Row = {}
-        if unbeaten:
-            first = unbeaten[0]
-            randoms = [place for place in random_tokens if _amount_of(ranked[place]) == _amount_of(ranked[first])]
-            best = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms)
-        tied = [ranked[place]["strategy"] for place in unbeaten[1:]]
-        in_words = {"budget": label or f"{-share:g}", "best": best.get("strategy"), "equal": few(tied, MOST_TIED_NAMED)}
-        rows.append(best | in_words | {"n_equal": len(tied)})
+        if leaders:
+            amount = _amount_of(ranked[leaders[0]])
+            randoms = [place for place in random_tokens if _amount_of(ranked[place]) == amount]
+            best = ranked[leaders[0]] | _gain_over_random(ranking.pairs, leaders[0], ranked, randoms)
+        names = [ranked[place]["strategy"] for place in leaders]
+        best |= {"budget": label or f"{-share:g}", "best": names[0] if names else None}
+        rows.append(best | {"equal": few(names[1:], MOST_TIED_NAMED), "n_equal": len(names[1:])})
     return rows
+
+
+def _unbeaten(pairs: paired.Pairs, places: Sequence[int], ranked: Sequence[Row]) -> list[int]:
+    """Return the places of the rows than which none is significantly better, the most accurate first."""
+    better = pairs.among(places).better()
+    unbeaten = [place for k, place in enumerate(places) if not better[:, k].any()]
+    return sorted(unbeaten, key=lambda place: -ranked[place]["accuracy"])
 
 
 def _amount_of(row: Row) -> tuple[Any, ...]:
