@@ -6,14 +6,17 @@ import hashlib
 import inspect
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors import safe_open
 from timm.models import PretrainedCfg
 from torch import Tensor
@@ -21,13 +24,20 @@ from torch import Tensor
 from sparsebench.errors import UserError, few, one_line, plain, reason_of
 from sparsebench.models.base import TRANSFORMERS
 from sparsebench.models.transformers_families import CLASSES, FAMILIES, HEADS, JOINED, WITH_TEXT, Family, outputs_of
+from sparsebench.tasks.folder import cut_out
 from sparsebench.tasks.sources.files import DIGITS, sha256_of
 
 log = logging.getLogger(__name__)
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+PROCESSOR_WITH_TEXTS = "processor_config.json"
+"""The file of an image processor that was saved together with one for texts."""
 LIMIT = 1e-5
 """Largest difference of outputs, absolute, or relative to the largest output if that exceeds 1."""
+FILTERS = {2: "bilinear", 3: "bicubic"}
+"""Filters by their numbers in Pillow, which image processors name."""
+PIXELS = 0.02
+"""Largest mean difference of a picture that is cut and normalised, in the range of pixels; see `_check_pictures`."""
 INSTALL = "pip install 'sparsebench[transformers]'"
 HALF_PRECISION = {"BF16": "bfloat16", "F16": "float16"}
 UNREAD = ("mask_token", "pooler.", "position_ids", "logit_scale", "logit_bias", "text_model.", "text_projection.")
@@ -488,8 +498,9 @@ def is_of_transformers(folder: Path) -> bool:
 def fingerprint(folder: Path) -> str:
     """Return a short hash of the files of a model: its configuration, its image processor and its weights."""
     digest = hashlib.sha256()
+    processor = _processor_files(folder)
     for file in sorted(folder.iterdir()):
-        if file.name in (CONFIG, PROCESSOR) or file.suffix in (".safetensors", ".bin"):
+        if file.name == CONFIG or file in processor or file.suffix in (".safetensors", ".bin"):
             digest.update(f"{file.name}\0{sha256_of(file)}\n".encode())
     return digest.hexdigest()[:DIGITS]
 
@@ -513,6 +524,8 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
     cfg = published(folder)
     size = pair(cfg.input_size[1:] if size is None else size)
     case = fingerprint(folder), size
+    if case not in _compared:
+        _check_pictures(folder, cfg)
     converted = convert(read(folder), size, _compared.get(case))
     _compared[case] = Compared(converted.output, converted.fields, converted.difference)
     converted.vit.pretrained_cfg = cfg.to_dict()
@@ -623,53 +636,117 @@ def quiet_transformers() -> Iterator[Any]:
 def published(folder: Path) -> PretrainedCfg:
     """Return timm's configuration of the model in a folder: how pictures are cut and normalised, and its classes.
 
-    What the folder's image processor does not say is as usual for the family.
+    It is that of the folder's image processor. Without one, pictures are squashed, and normalised as is usual for the
+    family.
+
+    Raises:
+        UserError: the configuration or the image processor of the folder cannot be used.
     """
-    said = _json(folder / PROCESSOR)
     model, config = _skeleton(folder)
-    height, width = _size_of_processor(said) or pair(config.image_size)
     family = family_of(model)
     assert family is not None
-    filters = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-    return PretrainedCfg(
+    cfg = PretrainedCfg(
         architecture=type(model).__name__,
         num_classes=outputs_of(model),
-        input_size=(config.num_channels, height, width),
-        mean=tuple(said.get("image_mean") or family.normalised["mean"]),
-        std=tuple(said.get("image_std") or family.normalised["std"]),
-        interpolation=filters.get(said.get("resample", 3), "bicubic"),
-        **_cut(said, height),
+        input_size=(config.num_channels, *pair(config.image_size)),
+        interpolation="bicubic",
+        crop_pct=1.0,
+        crop_mode="squash",
+        **family.normalised,
     )
+    processor = _image_processor(folder)
+    if processor is None:
+        return cfg
+    said = processor.to_dict()
+    if said.get("resample") not in FILTERS:
+        raise UserError(
+            f"the image processor of {folder}",
+            got=f"resample {said.get('resample')!r}",
+            allowed=[f"{number} ({name})" for number, name in FILTERS.items()],
+        )
+    with _in_one_line(f"the image processor of {folder} has no usual size, mean and std"):
+        return replace(cfg, **_said_of_pictures(said, cfg))
 
 
-def _cut(said: Mapping[str, Any], side: int) -> dict[str, Any]:
-    """Return timm's crop of an image processor for images of this side: squashed, or the middle of the shorter side."""
-    size = said.get("size") or {}
-    shorter = size if isinstance(size, int) else size.get("shortest_edge")
-    if not shorter:
-        return {"crop_pct": 1.0, "crop_mode": "squash"}
-    return {"crop_pct": side / shorter, "crop_mode": "center"}
+def _processor_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that describe its image processor."""
+    alone, with_texts = folder / PROCESSOR, folder / PROCESSOR_WITH_TEXTS
+    files = [alone] if alone.is_file() else []
+    if with_texts.is_file() and b'"image_processor"' in with_texts.read_bytes():
+        files.append(with_texts)
+    return files
 
 
-def _size_of_processor(said: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (height, width) of the images that an image processor gives, or None if it does not say so."""
-    if not said:
+def _image_processor(folder: Path) -> Any:
+    """Return the image processor of a folder, with the usual values of its class; None if the folder has none."""
+    if not _processor_files(folder):
         return None
-    crops = said.get("do_center_crop", "crop_size" in said)
-    size = (said.get("crop_size") if crops else said.get("size")) or {}
-    if isinstance(size, int):
-        return size, size
-    if "height" in size:
-        return int(size["height"]), int(size["width"])
-    return None
+    what = f"transformers cannot read the image processor of {folder}"
+    with quiet_transformers() as transformers, _in_one_line(what):
+        return transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; nothing if there is no such file, or it is damaged."""
-    with suppress(OSError, ValueError):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
+def _said_of_pictures(said: Mapping[str, Any], cfg: PretrainedCfg) -> dict[str, Any]:
+    """Return what the values of an image processor are in timm's configuration of a model."""
+    channels, height, width = cfg.input_size
+    size = said["size"] or {}
+    image = said["crop_size"] if said.get("do_center_crop") else size
+    if "height" in image:
+        height, width = int(image["height"]), int(image["width"])
+    shorter = size.get("shortest_edge")
+    resized = int(shorter or size.get("height", height))
+    mean, std = (tuple(map(float, said[name])) for name in ("image_mean", "image_std"))
+    if not (0 < height <= resized and width > 0 and min(std) > 0):
+        raise ValueError(f"{height} x {width} pixels of {resized}, std {std}")
+    crop = height / resized
+    if int(height / crop) < resized:  # `cut_out` rounds down
+        crop = math.nextafter(crop, 0)
+    return {
+        "input_size": (channels, height, width),
+        "mean": mean,
+        "std": std,
+        "interpolation": FILTERS[said["resample"]],
+        "crop_pct": crop,
+        "crop_mode": "center" if shorter else "squash",
+    }
+
+
+def _check_pictures(folder: Path, cfg: PretrainedCfg) -> None:
+    """Compare how a picture is cut and normalised with the folder's image processor.
+
+    Raises:
+        UserError: the pixels differ by more than rounding.
+    """
+    processor = _image_processor(folder)
+    channels, height, width = cfg.input_size
+    if processor is None:
+        log.warning(
+            "%s has no image processor (%s): pictures are squashed, and normalised as is usual for %s",
+            folder,
+            PROCESSOR,
+            cfg.architecture,
+        )
+    if processor is None or channels != 3 or height != width:  # other networks read no pictures
+        return
+    # Without sharp edges, one that is shifted by a pixel, as it may be by rounding, is nearly the same.
+    colours = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    picture = Image.fromarray(colours).resize((height * 2, height * 3 // 2), Image.Resampling.BILINEAR)
+    resize: Any = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
+    with _in_one_line(f"the image processor of {folder} cannot be used"):
+        expected = processor(images=picture, return_tensors="np")["pixel_values"][0]
+        rgb = cut_out(picture, height, cfg.crop_pct, resize, cast(Any, cfg.interpolation))
+        actual = ((rgb / 255 - cfg.mean) / cfg.std).transpose(2, 0, 1)
+    difference = np.inf  # another size
+    if expected.shape == actual.shape:
+        difference = (np.abs(expected - actual).mean((1, 2)) * cfg.std).max()
+    if not difference <= PIXELS:
+        raise UserError(
+            f"the image processor of {folder} does something else than to resize pictures, cut out their middle and "
+            "normalise them by mean and std",
+            got=f"a mean difference of {difference:.2g} on a random picture, in the range of pixels",
+            allowed=f"at most {PIXELS:g}",
+            next_step=f"correct {PROCESSOR}",
+        )
 
 
 def renamed(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
