@@ -279,7 +279,8 @@ def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]
             attempts.append(_convert(plain, vit, expected))
             if _names_match(attempts[-1], expected):
                 return attempts[-1]
-    return transformers_models.renamed(weights, expected) or attempts[0]
+    state = transformers_models.renamed(weights, vit, expected)
+    return attempts[0] if state is None else _convert(state, vit, expected)
 
 
 def _names_match(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:

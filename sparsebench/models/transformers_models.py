@@ -133,7 +133,7 @@ def convert(model: Any, size: int | tuple[int, int] | None = None, compared: Com
         state = {key: value.detach() for key, value in model.state_dict().items()}
         if size != own:
             state |= _resampled(model, size)
-        vit.load_state_dict(_complete(to_timm(family, state, vit.state_dict()), vit, name))
+        vit.load_state_dict(_complete(to_timm(family, state, vit, vit.state_dict()), vit, name))
     like = next(model.parameters())
     vit = vit.to(like).train(model.training)
     vit.pretrained_cfg = {"architecture": name, **family.normalised}
@@ -204,18 +204,26 @@ def part_of(names: Mapping[str, str], key: str) -> str | None:
     return None
 
 
-def to_timm(family: Family, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_timm(
+    family: Family, weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the weights of transformers with timm's names and shapes, as far as they are there.
+
+    Position embeddings keep their number.
 
     Args:
         family: the family.
         weights: the weights by their names in transformers.
-        expected: the state dict of the timm network.
+        vit: the timm network.
+        expected: its state dict.
     """
     parts = {part_of(family.names, key): value for key, value in weights.items()}
     if "reg_token" in expected and "dist_token" in parts:
         parts["reg_token"] = parts.pop("dist_token")
-    _fold_class_position(parts, expected)
+    if "pos_embed" in parts:  # of a `position_embedding.weight` it has no batch dimension
+        parts["pos_embed"] = parts["pos_embed"].reshape(1, -1, parts["pos_embed"].shape[-1])
+    if getattr(vit, "no_embed_class", False):
+        _fold_class_position(parts)
     state = {}
     for name, like in expected.items():
         value = _assembled(parts, name, like)
@@ -224,12 +232,10 @@ def to_timm(family: Family, weights: Mapping[str, Tensor], expected: Mapping[str
     return state
 
 
-def _fold_class_position(parts: dict[str | None, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Add the position of the class token to it, where timm's network has positions of patches only."""
-    positions, target = parts.get("pos_embed"), expected.get("pos_embed")
-    if positions is None or target is None or positions.ndim != target.ndim:
-        return
-    if positions.shape[1] == target.shape[1] + 1 and "cls_token" in parts:
+def _fold_class_position(parts: dict[str | None, Tensor]) -> None:
+    """Add the position of the class token to it, for a timm network with positions of patches only."""
+    if "pos_embed" in parts and "cls_token" in parts:
+        positions = parts["pos_embed"]
         parts["cls_token"] = parts["cls_token"] + positions[:, :1]
         parts["pos_embed"] = positions[:, 1:]
 
@@ -749,20 +755,21 @@ def _check_pictures(folder: Path, cfg: PretrainedCfg) -> None:
         )
 
 
-def renamed(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def renamed(weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return weights in the names of transformers with the names of a timm network, or None if they do not fit.
 
     Nothing checks that the network computes what the transformers model does.
 
     Args:
         weights: the weights of a file.
-        expected: the state dict of the timm network.
+        vit: the timm network.
+        expected: its state dict.
     """
     images = {key: value for key, value in weights.items() if not any(word in key for word in UNREAD)}
     for family in FAMILIES:
         if None in {part_of(family.names, key) for key in images}:
             continue
-        state = to_timm(family, images, expected)
+        state = to_timm(family, images, vit, expected)
         if {key for key in expected if key not in state} <= {"head.weight", "head.bias"}:
             return state
     return None

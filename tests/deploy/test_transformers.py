@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.models import generate_default_cfgs, register_model, vision_transformer
 from transformers_kinds import KINDS, folder_of, model_of, transformers
 
 import sparsebench
@@ -381,6 +382,38 @@ def test_a_file_with_the_names_of_transformers_is_read_for_timms_architecture(na
         assert (network(x) - expected).abs().max() <= NEAR
     with pytest.raises(UserError, match="another architecture"):
         timm_model("timm:test_vit2", file)
+
+
+default_cfgs = generate_default_cfgs(
+    {"vit_with_registers_of_these_tests": {"input_size": (3, 64, 64), "num_classes": 0}}
+)
+
+
+@register_model
+def vit_with_registers_of_these_tests(pretrained: bool = False, **kwargs: Any) -> Any:
+    """Return a small DINOv2 with registers, whose class token has no position."""
+    shape = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "init_values": 1.0}
+    parts = {"reg_tokens": 4, "no_embed_class": True}
+    return vision_transformer._create_vision_transformer(
+        "vit_with_registers_of_these_tests", pretrained=pretrained, **shape, **parts, **kwargs
+    )
+
+
+@pytest.mark.parametrize("side", [32, 48])
+def test_positions_of_a_file_are_resampled_as_timm_does_it(side, tmp_path, caplog):
+    """The file is for another size than that of the architecture, and its class token has a position."""
+    model = model_of("DINOv2, registers")
+    file = folder_of(model, tmp_path / "model") / "model.safetensors"
+    network = timm_model("timm:vit_with_registers_of_these_tests", file, side=side)
+    assert network.patch_embed.img_size == (side, side)
+    again = timm_model("timm:vit_with_registers_of_these_tests", file)
+    again.set_input_size((side, side))
+    x = pixels_for(model, side=side)
+    with torch.no_grad():
+        assert (network(x) - again(x)).abs().max() <= NEAR
+        # transformers resamples in the same way for these models
+        assert (network(x) - model(pixel_values=x).pooler_output).abs().max() <= NEAR
+    assert any("resampled" in line for line in caplog.messages) == (side != 32)
 
 
 def test_models_of_timm_are_used_at_another_size_too(caplog):
