@@ -157,7 +157,7 @@ def resized(model: Any, size: int | tuple[int, int]) -> Any:
     Raises:
         UserError: the model cannot have this size.
     """
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = transformers_models.pair(size)
     with supported("this network", got=type(model).__name__, allowed=TAKES):
         refuse(model)
     own = tuple(model.patch_embed.img_size)

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ PIXELS = 0.02
 """Largest mean difference of a picture that is cut and normalised, in the range of pixels; see `_check_pictures`."""
 INSTALL = "pip install 'sparsebench[transformers]'"
 HALF_PRECISION = {"BF16": "bfloat16", "F16": "float16"}
+NUMBERS = {"F64", "F32", "I64", *HALF_PRECISION}
+"""Types of weights that are not quantized, as safetensors names them; buffers with positions are I64."""
 UNREAD = ("mask_token", "pooler.", "position_ids", "logit_scale", "logit_bias", "text_model.", "text_projection.")
 """Parts of names of weights that no output of an image reads."""
 
@@ -183,9 +186,15 @@ def check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Return a side or a (height, width) as (height, width)."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(height), int(width)
+    """Return a side or a (height, width) as (height, width); raise UserError for anything else."""
+    sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    try:
+        height, width = map(operator.index, sides)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            "an image size or patch size", got=repr(size), allowed="a number of pixels, or (height, width)"
+        ) from error
+    return height, width
 
 
 def part_of(names: Mapping[str, str], key: str) -> str | None:
@@ -542,17 +551,48 @@ def read(folder: Path) -> Any:
     """Return the transformers model in a folder, in float32 and evaluation mode; see `load`."""
     with quiet_transformers() as transformers:
         cls, _ = _class_of(transformers, folder)
-        model, missing = _from_pretrained(cls, folder)
+        model, info = _from_pretrained(cls, folder)
+        missing = info["missing_keys"]
         if missing and all("pooler." in key for key in missing):
-            model, missing = _from_pretrained(cls, folder, add_pooling_layer=False)
-    if missing:
+            model, info = _from_pretrained(cls, folder, add_pooling_layer=False)
+    _check_names(folder, cls.__name__, info)
+    types = _types_in(folder)
+    if quantized := sorted(types - NUMBERS):
         raise UserError(
-            f"{folder} lacks weights of {cls.__name__}: {few(sorted(missing))}",
-            next_step=f"name the class of these weights under 'architectures' in {CONFIG}",
+            f"{folder} has weights of type {few(quantized)}",
+            allowed=sorted(NUMBERS),
+            next_step="give weights that are not quantized",
         )
-    if half := sorted(_types_in(folder) & HALF_PRECISION.keys()):
+    if half := sorted(types & HALF_PRECISION.keys()):
         log.warning("%s: %s becomes float32", folder, " and ".join(HALF_PRECISION[kind] for kind in half))
     return model.eval()
+
+
+def _check_names(folder: Path, name: str, info: Mapping[str, Any]) -> None:
+    """Raise UserError if a folder lacks weights of a model, or has others.
+
+    Args:
+        folder, name: the folder, and the class of the model.
+        info: what transformers says of the names of the weights.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"{folder} lacks weights of {name}: {few(missing)}",
+            next_step=f"name the class of these weights under 'architectures' in {CONFIG}",
+        )
+    shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    if shapes:
+        raise UserError(
+            f"{folder} has weights of other shapes than {CONFIG} gives {name}: {few(sorted(shapes))}",
+            next_step=f"correct {CONFIG}",
+        )
+    read_elsewhere = (*UNREAD, *HEADS)
+    unread = [key for key in info["unexpected_keys"] if not any(word in key for word in read_elsewhere)]
+    if unread:
+        raise UserError(
+            f"{folder} has weights that {name} does not have as {CONFIG} describes it: {few(sorted(unread))}",
+            next_step=f"correct {CONFIG}, or load the model with transformers and save it without them",
+        )
 
 
 def _types_in(folder: Path) -> set[str]:
@@ -566,10 +606,23 @@ def _types_in(folder: Path) -> set[str]:
 
 
 def _class_of(transformers: Any, folder: Path) -> tuple[Any, Any]:
-    """Return the class and the configuration of the model in a folder."""
+    """Return the class and the configuration of the model in a folder. No code in the folder runs."""
+    if not is_of_transformers(folder):
+        raise UserError(
+            f"{folder / CONFIG} is not of the transformers library: it is no JSON object with 'model_type'",
+            next_step="give a folder that save_pretrained of transformers wrote; a model of timm is timm:NAME with "
+            "--weights FILE, or timm:hf-hub:USER/NAME",
+        )
     with _in_one_line(f"transformers cannot read {folder / CONFIG}"):
-        config = transformers.AutoConfig.from_pretrained(folder)
-    name = (config.architectures or ["a model without 'architectures'"])[0]
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    names = config.architectures
+    name = names[0] if isinstance(names, list) and names else names
+    if not isinstance(name, str):
+        raise UserError(
+            f"{folder / CONFIG} does not name the class of the model under 'architectures'",
+            got=repr(names),
+            allowed=(*CLASSES, *WITH_TEXT),
+        )
     if name not in (*CLASSES, *WITH_TEXT) or not hasattr(transformers, name):
         raise unknown_class(name)
     return getattr(transformers, name), config
@@ -605,11 +658,12 @@ def skeleton(folder: Path) -> Any:
             return cls(config)
 
 
-def _from_pretrained(cls: Any, folder: Path, **more: Any) -> tuple[Any, set[str]]:
-    """Return a model, and the names of the weights that its folder does not have."""
+def _from_pretrained(cls: Any, folder: Path, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a model, and what transformers says of the names of its weights."""
+    options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with _in_one_line(f"transformers cannot load {folder}"):
-        model, info = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **more)
-    return model, set(info["missing_keys"])
+        model, info = cls.from_pretrained(folder, **options, **more)
+    return model, info
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
 from timm.models import generate_default_cfgs, register_model, vision_transformer
 from transformers_kinds import KINDS, folder_of, model_of, transformers
 
@@ -292,13 +293,26 @@ def test_biases_that_timms_network_lacks_are_refused_by_the_numbers():
         (
             "ViT with 5 classes, no biases",
             {"architectures": ["DeiTForImageClassification"]},
-            "lacks weights of DeiT|cannot load",
+            "lacks weights of DeiT",
         ),
         ("ViT", {"architectures": ["MyModel"]}, "MyModel .* is not supported.*ViTModel"),
         ("ViT", {"architectures": ["ViTForMaskedImageModeling"]}, "is not supported"),
         ("ViT", {"architectures": ["ViTForImageClassification"]}, "lacks weights of ViTForImageClassification"),
         ("ViT", {"model_type": "nothing"}, "cannot read"),
-        ("ViT", {"hidden_size": 48, "num_attention_heads": 3}, "cannot load"),
+        ("ViT", {"architectures": None}, "does not name the class"),
+        ("ViT", {"architectures": 7}, "does not name the class|cannot read"),
+        ("ViT", {"image_size": [32, 32, 32]}, "image size"),
+        ("ViT", {"hidden_size": 48, "num_attention_heads": 3}, "of other shapes than config.json.*cls_token"),
+        ("ViT", {"patch_size": 4}, "of other shapes than config.json.*position_embeddings"),
+        # transformers leaves out weights that a configuration has no place for.
+        ("ViT", {"num_hidden_layers": 2}, r"weights that ViTModel does not have.*\.2\."),
+        ("ViT", {"qkv_bias": False}, "weights that ViTModel does not have.*bias"),
+        ("SigLIP", {"vision_use_head": False}, "weights that SiglipVisionModel does not have.*head"),
+        (
+            "DINOv2, registers",
+            {"architectures": ["Dinov2Model"], "model_type": "dinov2"},
+            "weights that Dinov2Model does not have.*register_tokens",
+        ),
         ("DINOv2", {"num_hidden_layers": 4}, "lacks weights"),
         ("ViT", {"hidden_act": "nothing"}, "cannot"),
     ],
@@ -307,6 +321,41 @@ def test_a_folder_with_another_configuration_is_refused_in_one_line(kind, change
     name = in_config(**changes)(model_of(kind), tmp_path / "model")
     with pytest.raises(UserError, match=message) as caught:
         timm_model(name, None)
+    assert "\n" not in str(caught.value)
+
+
+def in_weights(change):
+    """Return a function that changes the weights of a model's folder."""
+
+    def write(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        save_file({name: change(value) for name, value in weights.items()}, folder / "model.safetensors")
+
+    return write
+
+
+def with_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    code = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config | code))
+    (folder / "own.py").write_text("raise SystemExit('code of the folder runs')")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (in_weights(lambda value: (100 * value).to(torch.int8)), "not quantized"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no weights"), "cannot load"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff{"), "no JSON object with 'model_type'"),
+        (with_code, "custom code"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(damage, message, tmp_path):
+    folder = folder_of(model_of("ViT"), tmp_path / "model")
+    damage(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        timm_model(f"hf:{folder}", None)
     assert "\n" not in str(caught.value)
 
 
