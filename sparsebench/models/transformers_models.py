@@ -541,6 +541,13 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
     case = fingerprint(folder), size
     if case not in _compared:
         _check_pictures(folder, cfg)
+    if not _processor_files(folder):
+        log.warning(
+            "%s has no image processor (%s): pictures are squashed, and normalised as is usual for %s",
+            folder,
+            PROCESSOR,
+            cfg.architecture,
+        )
     converted = convert(read(folder), size, _compared.get(case))
     _compared[case] = Compared(converted.output, converted.fields, converted.difference)
     converted.vit.pretrained_cfg = cfg.to_dict()
@@ -779,13 +786,6 @@ def _check_pictures(folder: Path, cfg: PretrainedCfg) -> None:
     """
     processor = _image_processor(folder)
     channels, height, width = cfg.input_size
-    if processor is None:
-        log.warning(
-            "%s has no image processor (%s): pictures are squashed, and normalised as is usual for %s",
-            folder,
-            PROCESSOR,
-            cfg.architecture,
-        )
     if processor is None or channels != 3 or height != width:  # other networks read no pictures
         return
     # Without sharp edges, one that is shifted by a pixel, as it may be by rounding, is nearly the same.
