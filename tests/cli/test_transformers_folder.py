@@ -54,6 +54,7 @@ def test_features_are_those_of_the_model_for_pictures_normalised_as_its_processo
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "f.npz") as content:
         paths, rows = content["paths"], content["features"]
+        assert re.fullmatch(r"hf-\w{12}", json.loads(str(content["about"]))["weights"])  # as in the cells of a run
     model: Any = transformers.ViTForImageClassification.from_pretrained(place / "vit").eval()
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]))
     for path, features in zip(paths, rows, strict=True):
@@ -328,6 +329,9 @@ def test_texts_are_classes_without_training(place, tmp_path, name):
         ({"features": np.ones((5, 3), np.float32), "classes": np.array(CLASSES)}, "not encoded by this model"),
         ({"features": np.ones((4, 20), np.float32), "classes": np.array(CLASSES)}, "for 5 classes"),
         ({"features": np.ones((5, 20), np.float32)}, "cannot be read"),
+        ({"features": np.ones((5, 20), np.complex64), "classes": np.array(CLASSES)}, "cannot be read"),
+        ({"features": np.full((5, 20), 1e300), "classes": np.array(CLASSES)}, "one finite row"),
+        ({"features": np.ones((5, 20), np.float32), "classes": np.array(CLASSES), "scale": np.nan}, "a positive scale"),
         ({"features": np.ones((5, 20), np.float32), "classes": np.array(CLASSES)}, "no scale"),
         ({"features": np.ones((5, 20), np.float32), "classes": np.array(["x", *CLASSES[1:]])}, "match no class"),
     ],
@@ -341,3 +345,17 @@ def test_texts_that_do_not_fit_are_refused(place, tmp_path, arrays, message):
     )  # fmt: skip
     assert done.exit_code == 2
     assert message in done.output
+
+
+@pytest.mark.parametrize("bytes_that_stay", [0, 20, 400])
+def test_a_damaged_file_of_texts_is_refused_in_one_line(place, tmp_path, bytes_that_stay):
+    folder = folder_of(model_of("CLIP, projected"), tmp_path / "model")
+    np.savez(tmp_path / "texts.npz", features=np.ones((5, 20), np.float32), classes=np.array(CLASSES))
+    content = (tmp_path / "texts.npz").read_bytes()
+    (tmp_path / "texts.npz").write_bytes(content[:bytes_that_stay])
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--text-features",
+        tmp_path / "texts.npz", "--plugin", "tome", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1 and "cannot be read" in done.output
