@@ -106,7 +106,7 @@ def _check_output(output: Path) -> None:
 
 
 def _source_of(model: str, weights: Path | None) -> str | dict[str, str]:
-    """Return where the weights of the model come from: timm, a file with its hash, or a folder with its name in runs."""
+    """Return where the weights of the model come from: timm, a file with its hash, or a folder as runs name it."""
     from sparsebench.models.transformers_models import fingerprint, folder_of, is_transformers
 
     if is_transformers(model):
