@@ -347,15 +347,18 @@ def test_texts_that_do_not_fit_are_refused(place, tmp_path, arrays, message):
     assert message in done.output
 
 
-@pytest.mark.parametrize("bytes_that_stay", [0, 20, 400])
+@pytest.mark.parametrize("bytes_that_stay", [None, 0, 20, 400])
 def test_a_damaged_file_of_texts_is_refused_in_one_line(place, tmp_path, bytes_that_stay):
     folder = folder_of(model_of("CLIP, projected"), tmp_path / "model")
     np.savez(tmp_path / "texts.npz", features=np.ones((5, 20), np.float32), classes=np.array(CLASSES))
     content = (tmp_path / "texts.npz").read_bytes()
-    (tmp_path / "texts.npz").write_bytes(content[:bytes_that_stay])
+    (tmp_path / "texts.npz").unlink()
+    if bytes_that_stay is not None:
+        (tmp_path / "texts.npz").write_bytes(content[:bytes_that_stay])
     done = call(
         "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--text-features",
         tmp_path / "texts.npz", "--plugin", "tome", "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.exit_code == 2
-    assert len(done.output.splitlines()) == 1 and "cannot be read" in done.output
+    assert len(done.output.splitlines()) == 1
+    assert ("there is no file" if bytes_that_stay is None else "cannot be read") in done.output
