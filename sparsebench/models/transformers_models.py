@@ -283,7 +283,10 @@ def _complete(state: dict[str, Tensor], vit: Any, name: str) -> dict[str, Tensor
     missing = [key for key in expected if key not in state]
     shapes = [key for key in state if state[key].shape != expected[key].shape]
     if missing or shapes:
-        raise UserError(f"{name} does not have the weights of timm's network for {few(missing or shapes)}")
+        raise UserError(
+            f"{name} does not have the weights of timm's network for {few(missing or shapes)}",
+            next_step="if its layers have adapters, such as LoRA, merge them into the weights first",
+        )
     return state
 
 
