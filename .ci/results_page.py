@@ -43,15 +43,15 @@ def row_of(name: str, ranking: Ranking) -> list[str]:
 
 
 def leader(row: Row | None) -> str:
-    """Return the most accurate strategy at a budget, its accuracy, and its gain over random tokens."""
+    """Return the most accurate strategy at a budget, its accuracy, its gain over random tokens, and how many tie."""
     if row is None or row["best"] is None:
         return "not measured"
     gain = text_of(row, BY_KEY["random_delta"])
-    return f"`{row['best']}` {text_of(row, ACCURACY)}; {gain}"
+    return f"`{row['best']}` {text_of(row, ACCURACY)}; {gain}; {row['n_equal']}"
 
 
 if __name__ == "__main__":
     rows = [row for name in NAMES for row in rows_of(name, judge(read(LEADERBOARD / name)))]
-    headings = HEADINGS + [f"best at {budget}" for budget in BUDGETS]
+    headings = HEADINGS + [f"best at {budget}; ties" for budget in BUDGETS]
     table = tabulate(rows, headings, tablefmt="pipe", disable_numparse=True) + "\n"
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "board table", table), encoding="utf-8")

@@ -155,6 +155,14 @@ def timed_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_early_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not load worker processes while a run is planned. For tests of requests that are refused."""
+    from sparsebench.runner import run
+
+    monkeypatch.setattr(run, "begin", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def scripted() -> Callable[..., Strategy]:
     """Return a function that makes a strategy from `decide(view, keep)`, which returns its plan.

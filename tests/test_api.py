@@ -206,6 +206,7 @@ def test_a_script_runs_on_two_workers_and_continues_after_it_was_killed(tmp_path
     assert before.items() <= after.items() and len(after) == 40
 
 
+@pytest.mark.usefixtures("no_early_start")
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [({"seeds": "three"}, "seeds: .* integer.*; got 'three'"), ({"keep": "half"}, "keep: .*; got 'half'"),

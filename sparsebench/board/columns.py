@@ -532,13 +532,12 @@ def over_budget(rows: pd.DataFrame) -> pd.Series:
 def dicts(rows: pd.DataFrame) -> list[Row]:
     """Return the rows of a DataFrame as mappings of plain Python values, with None where a value is missing.
 
-    This is four times faster than `DataFrame.to_dict`: a board has many columns and few rows.
+    This is several times faster than `DataFrame.to_dict`: a board has many columns and few rows.
     """
-    columns: dict[str, list[object]] = {}
-    for name, column in rows.items():
-        values = zip(column.tolist(), column.isna(), strict=True)
-        columns[str(name)] = [None if is_missing else _plain(value) for value, is_missing in values]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    names = [str(name) for name in rows.columns]
+    values = rows.to_numpy(dtype=object, copy=True)
+    values[rows.isna().to_numpy(dtype=bool)] = None
+    return [dict(zip(names, map(_plain, row), strict=True)) for row in values.tolist()]
 
 
 def _plain(value: object) -> object:

@@ -40,7 +40,12 @@ HEADS = {
     "own": "frozen; a linear head is learned on the patches of training images with each strategy",
 }
 """The same for predicted patches, by the parameter `head` of the task."""
-SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+SOURCES = {
+    "photos": "photographs",
+    "pictures": "photographs of a folder",
+    "folder": "pictures of a folder",
+    "masked": "pictures with masks of a folder",
+}
 """Names of sources of pictures that tables show differently. The source of a user's folder ends with a hash."""
 
 
@@ -111,8 +116,7 @@ class Comparison:
         used = self.common.used
         rows = used.index.get_indexer(self.measured[ENTRY])
         columns = used.columns.get_indexer(pd.MultiIndex.from_frame(self.measured[CELL]))
-        mask = used.to_numpy()[rows, columns]
-        return self.measured if mask.all() else self.measured[mask]
+        return _where(self.measured, used.to_numpy()[rows, columns])
 
     @cached_property
     def largest(self) -> int:
@@ -123,7 +127,7 @@ class Comparison:
     @cached_property
     def tested(self) -> pd.DataFrame:
         """The records at the largest number of training samples."""
-        return self.records[self.records["n_train"] == self.largest]
+        return _where(self.records, (self.records["n_train"] == self.largest).to_numpy())
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -211,7 +215,8 @@ class Comparison:
     @cached_property
     def labels_patches(self) -> bool:
         """Whether probes that predict patches are compared. The test items are then patches."""
-        return self.is_probe and self.has("iou")
+        # Without an object in the test there is no intersection over union, but the accuracy on the background.
+        return self.is_probe and (self.has("iou") or self.has("accuracy_irrelevant"))
 
     @cached_property
     def n_classes(self) -> int:
@@ -227,8 +232,15 @@ class Comparison:
     def neighbours_at(self, n_train: int) -> dict[int, Results]:
         """Return the results of the nearest neighbours of each entry with this number of training images."""
         records = self.records[self.records["n_train"] == n_train]
-        records = records[records["neighbour_accuracy"].notna()].assign(**{PREDICTIONS: records[NEIGHBOURS]})
+        # In this order: a column assigned to a table without rows would bring rows back.
+        records = records.assign(**{PREDICTIONS: records[NEIGHBOURS]})
+        records = records[records["neighbour_accuracy"].notna()]
         return {entry: results for entry, (results, _) in _results_of(records, "neighbour_accuracy").items()}
+
+
+def _where(records: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
+    """Return some of the records; the table itself, without a copy, if these are all."""
+    return records if mask.all() else records[mask]
 
 
 def _results_of(records: pd.DataFrame, accuracy: str) -> dict[int, tuple[Results, Groups]]:

@@ -111,7 +111,10 @@ def _not_shown(comparisons: Sequence[Comparison]) -> Iterator[str]:
 def _wrong_cost_models(frame: pd.DataFrame) -> Iterator[str]:
     """Yield a line for each model whose MACs are not those of its cost model."""
     columns = ["task", "model", "strategy", "budget", "cost_model"]
-    mismatches = frame.loc[frame["cost_model"] != "", columns].sort_values(columns)
+    mismatches = frame.loc[frame["cost_model"] != "", columns]
+    if mismatches.empty:
+        return
+    mismatches = mismatches.sort_values(columns)
     for (task, model), rows in mismatches.groupby(["task", "model"], observed=True):
         n = rows["strategy"].nunique()
         strategies = "strategy" if n == 1 else "strategies"
@@ -142,7 +145,7 @@ def _variants(frame: pd.DataFrame) -> Iterator[str]:
 def _over_budget(judged: Leaderboard) -> Iterator[str]:
     """Yield a line for each ranking with the strategies that spend more than their budget, the worst first."""
     for ranking in judged.rankings:
-        rows = ranking.every[over_budget(ranking.every)]
+        rows = ranking.every.loc[over_budget(ranking.every), ["strategy", "macs_ratio", "asked"]]
         excess = (rows["macs_ratio"] / rows["asked"].astype(float)).sort_values(ascending=False)
         spent = [f"{row.strategy} {row.macs_ratio:.2f} at {row.asked:g}" for row in rows.loc[excess.index].itertuples()]
         if spent:
@@ -159,7 +162,8 @@ def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:
         unit = "networks" if ranking.comparison.networks else "seeds"
         if (clause := paired.detectable(pairs, quantity, unit)) is not None:
             yield f"{ranking.task}: {clause}"
-    trials = frame[(frame["status"] == "ok") & frame["success"].notna()]
+    is_trial = (frame["status"] == "ok") & frame["success"].notna()
+    trials = frame.loc[is_trial, ["strategy", "success", "fitted"]]
     for strategy, rows in trials.groupby("strategy", observed=True):
         if n := int(((rows["success"] == 0) & (rows["fitted"] == 0)).sum()):
             reached = f"{n} of {len(rows)} trials reached the step limit"
@@ -332,8 +336,11 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
 
 def failures(frame: pd.DataFrame) -> list[str]:
     """Return lines on the cells without a result, one for each task and reason."""
-    bad = frame[frame["status"] != "ok"]
-    counted = bad.groupby(["strategy", "task", "status", "reason", "strategy_name"], observed=True).size()
+    columns = ["strategy", "task", "status", "reason", "strategy_name"]
+    bad = frame.loc[frame["status"] != "ok", columns]
+    if bad.empty:
+        return []
+    counted = bad.groupby(columns, observed=True).size()
     strategies_of: dict[tuple[str, str, str, int], list[str]] = defaultdict(list)
     for (strategy, task, status, reason, name), n in sorted(counted.items()):
         # Without the name, the reasons of several strategies are equal.
@@ -348,7 +355,7 @@ def failures(frame: pd.DataFrame) -> list[str]:
 
 def machines(frame: pd.DataFrame) -> list[str]:
     """Return a line if records come from several devices, machines or versions."""
-    good = frame[frame["status"] == "ok"]
+    good = frame.loc[frame["status"] == "ok", ["device", "environment"]]
     devices = sorted({str(device) for device in good["device"].unique()})
     n_machines = good["environment"].nunique()
     differences = []

@@ -86,7 +86,7 @@ def _results(rows: list[Any]) -> Results:
 
 def in_order_of_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with predicted patches: dense first, then by intersection over union; oracles last."""
-    measured = rows[rows["iou"].notna()]
+    measured = rows[rows[list(MEANS)].notna().any(axis=1)]
     return in_order(
         measured,
         {

@@ -68,6 +68,10 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
+CAPTION_OF_PREDICTIONS = (
+    "Test pictures, with the true and the predicted classes of their patches; objects have a yellow outline."
+)
+"""The caption of `tokens` on a board of predicted patches."""
 FIRST = (
     "rank",
     "strategy",
@@ -75,6 +79,7 @@ FIRST = (
     "sample_complexity",
     "images_to_target",
     "accuracy",  # beside the name on a narrow screen
+    "iou",
     "budget",
     "aligned_gap_reduction",
     "neighbour_accuracy",
@@ -87,6 +92,7 @@ FIRST = (
     "accuracy_delta",
     "random_delta",
     "versus_random",
+    "iou_delta",
     "sample_complexity_ratio",
     "macs_ratio",
     "how",
@@ -123,6 +129,12 @@ TERMS = (
         "kept_accuracy",
         "Kept accuracy",
         "is the mean accuracy between the lowest budget and all MACs, divided by dense's. Ranks are by it.",
+    ),
+    (
+        "iou",
+        "IoU",
+        "is the intersection over union of predicted and true patches, mean over object classes. Accuracy is over all "
+        "patches, so it is high if background is predicted everywhere.",
     ),
     ("how", "Reduction", f"is {BY_KEY['how'].what}."),
     ("selection_auroc", "AUROC", "measures how well scores separate relevant tokens from the others; 0.5 is chance."),
@@ -307,6 +319,7 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "", url: str
     )
     data = data_of(board)
     keys = {column["key"] for comparison in data["settings"] for column in comparison["columns"]}
+    captions = CAPTIONS | ({"tokens": CAPTION_OF_PREDICTIONS} if "iou" in keys else {})
     rows = board.by_task.rows
     # The page begins with the comparisons that have several budgets, or otherwise with the main comparison.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
@@ -331,7 +344,7 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "", url: str
         legend_of=legend_of,
         terms=TERMS,
         wider=WIDER,
-        pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
+        pictures=[(captions.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )
     return content.encode("utf-8", "replace")  # UTF-8 has no lone surrogates
 

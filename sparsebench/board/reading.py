@@ -322,14 +322,13 @@ def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
 
 def dense_of(records: pd.DataFrame) -> pd.DataFrame:
     """Return the records of dense."""
-    dense = records[records["strategy"] == DENSE]
-    return dense[dense[ENTRY] == dense[ENTRY].min()]
+    return records[records[ENTRY] == entry_of_dense(records)]
 
 
 def entry_of_dense(records: pd.DataFrame) -> int | None:
     """Return the entry of dense; None without dense."""
-    dense = dense_of(records)
-    return None if dense.empty else int(dense[ENTRY].iloc[0])
+    entries = records.loc[records["strategy"] == DENSE, ENTRY]
+    return None if entries.empty else int(entries.min())
 
 
 def over_seeds(records: pd.DataFrame, aggregation: Mapping[str, str]) -> pd.DataFrame:

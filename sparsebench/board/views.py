@@ -86,7 +86,7 @@ BEST = (
         "accuracy of random tokens at the same budget, dropped at the input or inside the network, where it is higher; "
         "all other columns are of the most accurate strategy, with gains computed before rounding",
     ),
-    BY_KEY["random_delta"]._replace(what=""),
+    BY_KEY["random_delta"]._replace(heading="gain over them", what=""),
     BY_KEY["speed_up"],
     Column("equal", "statistically tied with it", "text", ""),
 )
@@ -261,8 +261,9 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
             first = unbeaten[0]
             randoms = [place for place in random_tokens if _amount_of(ranked[place]) == _amount_of(ranked[first])]
             best = ranked[first] | _gain_over_random(ranking.pairs, first, ranked, randoms)
-        tied = few([ranked[place]["strategy"] for place in unbeaten[1:]], MOST_TIED_NAMED)
-        rows.append(best | {"budget": label or f"{-share:g}", "best": best.get("strategy"), "equal": tied})
+        tied = [ranked[place]["strategy"] for place in unbeaten[1:]]
+        in_words = {"budget": label or f"{-share:g}", "best": best.get("strategy"), "equal": few(tied, MOST_TIED_NAMED)}
+        rows.append(best | in_words | {"n_equal": len(tied)})
     return rows
 
 
@@ -290,9 +291,10 @@ def against_random(ranking: Ranking) -> str:
     budget are left out. "" if there are several strategies, or none, or no comparison.
     """
     every, delta = ranking.every, BY_KEY["random_delta"]
-    rows = every[(every["kind"] == "deployable") & every["accuracy"].notna()]
-    if rows["strategy"].nunique() != 1:
+    is_compared = (every["kind"] == "deployable") & every["accuracy"].notna()
+    if every.loc[is_compared, "strategy"].nunique() != 1:
         return ""
+    rows = every.loc[is_compared, ["strategy", "site", "budget", "asked", "macs_ratio", "versus_random", *delta.keys]]
     rows = rows[~over_budget(rows)].sort_values(["asked", "budget"], ascending=[False, True])
     clauses = []
     for mark, words in MARKS.items():

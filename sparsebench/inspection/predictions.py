@@ -183,7 +183,7 @@ def figure(pictures: Predictions) -> Figure:
         blocks.append(Block(each.label, each.budget, [(caption, _tiles(pictures, each.classes, inks))]))
     legend = {pictures.patch_classes[k]: ink for k, ink in inks.items()}
     grey = "not judged" if any((classes == NOT_JUDGED).any() for classes in shown) else ""
-    return sheet(pictures, blocks, legend, grey=grey, outlined="object")
+    return sheet(pictures, blocks, legend, grey=grey, outlined="outline of the object")
 
 
 def _tiles(pictures: Predictions, classes: np.ndarray, inks: dict[int, Ink]) -> list[np.ndarray]:

@@ -130,6 +130,11 @@ def names() -> list[str]:
     return sorted({*_suite_files(), *_from_plugins()})
 
 
+def exists(name: str) -> bool:
+    """Return whether a suite comes with sparsebench or with a plugin. Plugins are loaded only if they may have it."""
+    return name in _suite_files() or name in _from_plugins()
+
+
 def _suite_files() -> dict[str, Path | Traversable]:
     files = (resources.files(__package__) / "suites").iterdir()
     return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}

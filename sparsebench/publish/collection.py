@@ -204,7 +204,7 @@ def _title(cells: Cells, every: Sequence[Cells]) -> str:
     if name == OWN:
         return f"without a suite, {len(settings)} settings{which}"
     state = ""
-    if name not in suites.names():
+    if not suites.exists(name):
         state = " (this version of sparsebench has no such suite)"
     elif (current := suites.load(name).version) != version:
         state = f" (retired: the current version is {current})"

@@ -40,7 +40,7 @@ from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
 from sparsebench.measure.patches import Overlap, by_relevance
 from sparsebench.plan.coverage import missing_cells
-from sparsebench.plan.suite import load, names
+from sparsebench.plan.suite import exists, load
 from sparsebench.plugin.content import CODE, file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish.about import About, key_of
@@ -549,7 +549,7 @@ def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Pat
 
 def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
     """Return the cells of a suite that a strategy lacks; empty if this version of sparsebench lacks the suite."""
-    if suite.name not in names() or (current := load(suite.name)).version != suite.version:
+    if not exists(suite.name) or (current := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
     return missing_cells(current, cells, _registry(), any_budget=unbudgeted)

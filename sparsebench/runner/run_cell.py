@@ -618,13 +618,14 @@ def _predict_patches(job: Job, prepared: Prepared, context: Context, result: Res
         DivergedError: the weights or the features are not finite.
         StrategyError: kept tokens or features depend on labels or masks.
         UnsupportedError: the network or the strategy has no tokens that stand for patches.
-        UserError: there are too many patches, or those of the training images have one class.
+        UserError: there are too many patches, all are to ignore, or those of the training images have one class.
     """
     task, data, network, grid = prepared.task, prepared.data, prepared.network, prepared.network.grid
     segments = data.test.segments
     assert isinstance(task, Patches) and segments is not None and grid is not None
     labels = patch_labels(segments, grid)
     check_items(task, *labels.shape)
+    _check_judged(labels, "test")
     asked = context.environment.execution.batch
     first = asked or _first_batch_of_probe(prepared, context.environment.device)
     trust = _ready_for_probe(job, prepared, context, result, first)
@@ -647,6 +648,16 @@ def _predict_patches(job: Job, prepared: Prepared, context: Context, result: Res
     _add_patches(result, data, labels, on_boundary(segments, grid), passes.values)
 
 
+def _check_judged(labels: np.ndarray, split: str) -> None:
+    """Raise UserError if all patches of the images of a split are to ignore."""
+    if (labels == IGNORE).all():
+        raise UserError(
+            f"all patches of the {split} images are to ignore",
+            got=f"{labels.size} patches",
+            next_step="set ignore of the task, or add pictures whose masks have other numbers",
+        )
+
+
 def _head(task: Patches, prepared: Prepared, context: Context, batch: int) -> tuple[Head, str]:
     """Return the head of a cell, and a note on it. One without a strategy is learned once for all cells of a process.
 
@@ -658,6 +669,7 @@ def _head(task: Patches, prepared: Prepared, context: Context, batch: int) -> tu
     assert segments is not None and prepared.network.grid is not None
     rows = rows_of_probe(prepared.data.train.labels, cell.n_train, task.name, cell.repetition)
     labels = patch_labels(segments, prepared.network.grid)
+    _check_judged(labels[rows], "training")
     chosen = chosen_patches(labels, rows, task.name, cell.repetition)
     note = f"{chosen.sum()} patches of {len(rows)} images"
     start = None if cell.init is None else cell.init.id

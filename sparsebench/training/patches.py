@@ -100,7 +100,7 @@ def learn_head(features: np.ndarray, labels: np.ndarray) -> Head:
     if len(np.unique(labels)) < 2:
         raise UserError(
             "the training patches of a probe have one class",
-            got=f"{len(labels)} patches of class {labels[0] if len(labels) else '?'}",
+            got=f"{len(labels)} patches of class {labels[0]}",
             next_step="learn from more images, with --n-train",
         )
     x = features.astype(np.float64)

@@ -1,9 +1,11 @@
 """Boards of choices: strategies with schedule=auto, and beside them methods with their default schedules."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from commands import call
 
 import sparsebench
 from sparsebench.board.board import gather
@@ -11,6 +13,8 @@ from sparsebench.board.gaps import gaps_over_budgets
 from sparsebench.board.judge import judge
 from sparsebench.board.picture import draw
 from sparsebench.board.reading import read
+from sparsebench.publish.about import About
+from sparsebench.publish.submission import submit
 
 pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
 
@@ -126,3 +130,14 @@ def test_without_the_chosen_schedule_at_a_budget_the_others_are_no_curve(board: 
     assert whole is not None and rest is not None
     assert rest.rows.loc["dense"].dropna().equals(whole.rows.loc["dense"].dropna())
     assert set(rest.rows.index) == set(whole.rows.index)
+
+
+def test_a_curve_of_another_schedule_says_who_reported_it(board: tuple[pd.DataFrame, Path], tmp_path: Path) -> None:
+    """Two groups submit the records of tome with chosen and with default schedules."""
+    for authors in ("Ada | One", "Bo Two"):
+        submit(board[1], tmp_path, "tome", About(authors=(authors,)))
+    text = call("leaderboard", tmp_path, "--format", "md", "--wide").stdout
+    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in text.splitlines()]
+    (bo,) = [line for line in lines if "tome by Bo Two, default schedule" in line and "Bo Two" in line]
+    ada = [line for line in lines if "tome by Ada \\| One, default schedule" in line]
+    assert any(cell.startswith("Ada ") for line in ada for cell in line) and bo != ada[0]

@@ -1,14 +1,23 @@
 """Predicted patches on a board, and drawn, from one small run of the suite patches on networks of the package."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from commands import call
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import patches as ways
+
 import sparsebench
+from sparsebench.board.board import gather
 from sparsebench.board.patches import COLUMNS
+from sparsebench.board.published import data_of
 from sparsebench.inspection.predictions import NOT_JUDGED, show_predictions
 from sparsebench.measure.patches import patch_labels
 from sparsebench.plan.request import Execution, Files, Request
@@ -65,6 +74,12 @@ def test_a_table_has_them(out: Path, board: pd.DataFrame) -> None:
     assert "2 classes" in text and "test patches" in text and "without a strategy" in text
 
 
+def test_the_page_begins_with_them(out: Path, board: pd.DataFrame) -> None:
+    (setting,) = data_of(gather(out))["settings"]
+    first = [column["key"] for column in setting["columns"] if column["first"]]
+    assert first.index("iou") < first.index("budget") and "iou_delta" in first
+
+
 def test_predictions_are_drawn_from_the_records(out: Path, board: pd.DataFrame) -> None:
     before = len(store.read(out))
     shown = show_predictions(asked(1), Files(), Execution("cpu", jobs=0), out, SILENT, 3)
@@ -86,3 +101,25 @@ def test_the_command_draws_them(out: Path, board: pd.DataFrame, tmp_path: Path) 
     done = call("show-tokens", "--plugin", STRATEGY, "--macs", 0.5, *options, "--file", file)
     assert done.exit_code == 0, done.output
     assert file.read_bytes().startswith(b"\x89PNG")
+    call("show-tokens", "--plugin", STRATEGY, "--macs", 0.5, *options)
+    page = tmp_path / "page.html"
+    call("leaderboard", out, "--format", "html", "-o", page)
+    assert "predicted classes of their patches" in page.read_text("utf-8") and "removed patches" not in page.read_text()
+
+
+def test_ways_back_and_heads_are_compared_in_pairs(tmp_path: Path) -> None:
+    """The differences of benchmarks/patches.py are those of the records, with an interval around them."""
+    for params in ("", ",fill=nearest", ",head=own"):
+        request = replace(asked(1), plugins=("tome",), tasks=(TASK + params,))
+        runs.run_missing(request, Files(), Execution("cpu", jobs=0), Registry(), tmp_path)
+    (records,) = ways.tests(tmp_path).values()
+    iou = {(way.fill, way.head): record.metrics["iou"].value for way, record in records.items()}
+    usual = iou["membership", "dense"]
+    text = CliRunner().invoke(ways.main, [str(tmp_path)]).output
+    expected = {"membership": usual - iou["nearest", "dense"], "own head": iou["membership", "own"] - usual}
+    for name, value in expected.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"tome: {name}")]
+        assert f"{100 * value:+.1f} [" in line
+    for _, first, second in ways.differences(records):
+        mean, low, high = ways.interval(first, second)
+        assert low < mean < high

@@ -156,6 +156,7 @@ def refused(result: Result, *says: str) -> None:
         assert text in line
 
 
+@pytest.mark.usefixtures("no_early_start")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

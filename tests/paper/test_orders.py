@@ -136,6 +136,14 @@ def test_a_board_answers_at_the_budget_nearest_to_the_cost_of_the_table(tmp_path
     }  # fmt: skip
 
 
+def test_the_difference_on_a_board_has_an_interval_around_it(tmp_path: Path) -> None:
+    board = [*DENSE, *strategy("tome", STEEP), *strategy("evit", FLAT)]
+    (row,) = said(tmp_path / "a.toml", [vote("a", "evit", "tome", 0.5)], board)
+    mean, low, high = (float(row[key]) for key in ("difference", "difference_low", "difference_high"))
+    assert low < mean < high
+    assert (low + high) / 2 == pytest.approx(mean) == pytest.approx(0.28, abs=0.02)
+
+
 def test_chosen_and_default_schedules_answer_apart(tmp_path: Path) -> None:
     board = [
         *DENSE,

@@ -141,7 +141,15 @@ Features = Callable[[torch.Tensor], torch.Tensor]
 
 
 def predictions(weights: Path, data: Data, of_test: Callable[[Any], Features] | None = None) -> np.ndarray:
-    """Return the (n, N) predictions of a linear probe learned on dense tokens.
+    """Return the (n, N) predictions of a linear probe learned on dense tokens, see `scores_of`."""
+    classes, scores = scores_of(weights, data, of_test)
+    return classes[scores.argmax(axis=2)]
+
+
+def scores_of(
+    weights: Path, data: Data, of_test: Callable[[Any], Features] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the (k,) classes of a linear probe learned on dense tokens, and their (n, N, k) log-probabilities.
 
     `of_test` returns for a network the function that gives the (n, N, C) features of test images.
     """
@@ -156,7 +164,7 @@ def predictions(weights: Path, data: Data, of_test: Callable[[Any], Features] | 
         scaler.transform(train), labels_of(data.train).ravel()
     )
     test = scaler.transform(dense.double().flatten(0, 1).numpy())
-    return probe.predict(test).reshape(12, -1)
+    return probe.classes_, probe.predict_log_proba(test).reshape(12, SIDE**2, -1)
 
 
 def predicted(record: Record) -> np.ndarray:
@@ -176,6 +184,26 @@ def test_without_removal_each_patch_is_predicted_as_by_timm_and_scikit_learn(
     assert np.unique(expected).tolist() == [0, 1, 2, 3]
     assert record.metrics["accuracy"].value == (expected == labels).mean()
     assert record.notes["probe"] == f"{N_TRAIN * SIDE**2} patches of {N_TRAIN} images"
+
+
+def test_scores_of_patches_are_upsampled_for_pixels(records: dict[str, Record], weights: Path, data: Data) -> None:
+    """Pixels are predicted from linear interpolation between the middles of patches, first down, then across."""
+    middles = (np.arange(SIDE) + 0.5) * PATCH - 0.5
+    classes, scores = scores_of(weights, data)
+    segments = data.test.segments
+    assert segments is not None
+    predicted_pixels = np.zeros(segments.shape, int)
+    for image, of_image in enumerate(scores.reshape(12, SIDE, SIDE, -1)):
+        of_class = []
+        for k in range(len(classes)):
+            down = np.array([np.interp(range(CANVAS), middles, column) for column in of_image[:, :, k].T]).T
+            of_class.append([np.interp(range(CANVAS), middles, row) for row in down])
+        predicted_pixels[image] = classes[np.argmax(of_class, axis=0)]
+    ious = []
+    for k in np.unique(segments)[1:]:
+        either = (predicted_pixels == k) | (segments == k)
+        ious.append(((predicted_pixels == k) & (segments == k)).sum() / either.sum())
+    assert records["dense"].metrics["iou_pixels"].value == pytest.approx(np.mean(ious), abs=1e-4)
 
 
 def on_grid(spec: str) -> Callable[[Any], Features]:

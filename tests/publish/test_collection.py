@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -208,15 +207,3 @@ def test_forged_submissions_have_no_rows(place: Path, tmp_path: Path) -> None:
     shutil.rmtree(theirs)
     shutil.move(forged, theirs)
     assert "theirs" not in {row["strategy"] for row in rows_of(submissions)}
-
-
-def test_a_curve_of_another_schedule_says_who_reported_it(tmp_path: Path) -> None:
-    """The records have tome with chosen and with default schedules."""
-    quick = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
-    for about in (FIRST, SECOND):
-        submit(quick, tmp_path, "tome", about)
-    text = call("leaderboard", tmp_path, "--format", "md", "--wide").stdout
-    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in text.splitlines()]
-    (bo,) = [line for line in lines if "tome by Bo Two, default schedule" in line and "Bo Two" in line]
-    ada = [line for line in lines if "tome by Ada \\| One, default schedule" in line]
-    assert any(cell.startswith("Ada ") for line in ada for cell in line) and bo != ada[0]

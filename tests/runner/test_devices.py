@@ -222,6 +222,7 @@ def test_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
     assert min(after - (begun + took) for (begun, took), (after, _) in pairwise(spans)) > -0.002  # seconds are rounded
 
 
+@pytest.mark.usefixtures("no_early_start")
 def test_several_workers_at_a_time_are_refused(tmp_path: Path) -> None:
     words = ["run", "--suite", TINY, "--device", "cpu", "--out", str(tmp_path / "x"), "--exclusive", "--jobs", "2"]
     done = CliRunner().invoke(main, words)

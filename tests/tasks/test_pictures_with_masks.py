@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from coded import ARCH, write_random_weights
+from commands import call
 from PIL import Image
 
+import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.measure.patches import patch_labels
 from sparsebench.plan import plan as planner
@@ -81,7 +83,7 @@ def write(root: Path, n: int = 40) -> Path:
         Image.fromarray(pixels.astype(np.uint8)).save(root / "images" / f"{i:02}.{'jpg' if i % 2 else 'png'}")
         if i % 8 == 7:  # a mask of twice the resolution
             numbers = numbers.repeat(2, axis=0).repeat(2, axis=1)
-        save(root / "masks" / f"{i:02}.png", numbers, FORMS[i % len(FORMS)])
+        save(root / "masks" / f"{i:02}.{'PNG' if i == 4 else 'png'}", numbers, FORMS[i % len(FORMS)])
     return root
 
 
@@ -95,11 +97,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_weights(tmp_path_factory.mktemp("weights") / "backbone.safetensors", ARCH, 5)
 
 
-def planned(folder: Path, weights: Path, params: str = "", **options: Any) -> planner.Plan:
+def planned(folder: Path, weights: Path, params: str = "", skip_bad: bool = False, **options: Any) -> planner.Plan:
     task = f"patches:canvas={CANVAS}{params}"
     usual: dict[str, Any] = {"suite": "patches", "tasks": (task,), "model": f"timm:{ARCH}", "seeds": 1}
     asked = Request(plugins=("dense", "oracle:macs=0.6"), alone=True, **(usual | options))
-    files = Files(images=(f"folder:{folder}",), weights=(weights,) if asked.model else ())
+    of_network = (weights,) if asked.model else ()
+    files = Files(images=(f"folder:{folder}",), weights=of_network, skip_bad=skip_bad)
     return planner.plan(asked, files, Registry(), Path("nowhere"), "missing")
 
 
@@ -119,8 +122,8 @@ def executed(folder: Path, weights: Path, out: Path, params: str = "", n_train: 
     return list(store.read(out).values())
 
 
-def drawn(folder: Path, weights: Path, params: str = "") -> Data:
-    plan = planned(folder, weights, params)
+def drawn(folder: Path, weights: Path, params: str = "", skip_bad: bool = False) -> Data:
+    plan = planned(folder, weights, params, skip_bad=skip_bad)
     cell = plan.jobs[-1].cell
     return Registry().resolve(cell).task.draw(cell.drawn, cell.repetition, plan.locations)
 
@@ -210,6 +213,45 @@ def tall(path: Path) -> None:
     save(path, np.zeros((90, 30), int), "8 bits")
 
 
+def damaged(path: Path) -> None:
+    """Change a bit of the pixels of a mask, which the checksum of PNG files detects."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+def picture_of(mask: Path) -> Path:
+    (path,) = (mask.parent.parent / "images").glob(f"{mask.stem}.*")
+    return path
+
+
+def empty_picture(mask: Path) -> None:
+    picture_of(mask).write_bytes(b"")
+
+
+def strange_picture(mask: Path) -> None:
+    picture_of(mask).write_bytes(b"no picture of any kind")
+
+
+def rotated_picture(mask: Path) -> None:
+    path = picture_of(mask)
+    with Image.open(path) as picture:
+        exif = picture.getexif()
+        exif[0x0112] = 3
+        picture.copy().save(path, exif=exif)
+
+
+def second_picture(mask: Path) -> None:
+    with Image.open(picture_of(mask)) as picture:
+        picture.save(mask.parent.parent / "images" / f"{mask.stem}.webp")
+
+
+def one_picture(mask: Path) -> None:
+    for path in [*mask.parent.iterdir(), *(mask.parent.parent / "images").iterdir()]:
+        if path.stem != mask.stem:
+            path.unlink()
+
+
 def beyond(path: Path) -> None:
     with Image.open(path) as picture:
         numbers = np.asarray(picture).astype(int)
@@ -224,6 +266,14 @@ def beyond(path: Path) -> None:
         (tall, r"masks/03.png \(it has 30 x 90 pixels, another shape than its picture"),
         (lambda path: path.write_bytes(path.read_bytes()[:55]), r"masks/03.png \("),
         (lambda path: path.write_bytes(b"GIF89a"), r"masks/03.png \(it is not a PNG file"),
+        (lambda path: path.write_bytes(b""), r"masks/03.png \(it is empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[:24] + b"\3" + path.read_bytes()[25:]), r"masks/03.png \("),
+        (damaged, r"1 of 40 masks cannot be used: masks/03.png \("),
+        (empty_picture, r"masks/03.png \(its picture is empty"),
+        (strange_picture, r"masks/03.png \(its picture is of no known format"),
+        (rotated_picture, r"masks/03.png \(its picture has a rotation in EXIF"),
+        (second_picture, "2 of 41 pictures share a mask with another picture: images/03.jpg, images/03.webp"),
+        (one_picture, "holds one picture; allowed: at least two"),
         (beyond, r"1 of 40 masks have class numbers out of range; got masks/03.png \(700\); allowed: 0 to 253"),
     ],
 )
@@ -235,7 +285,80 @@ def test_a_wrong_mask_is_refused_in_one_line(
     replace(root, change)
     with pytest.raises(UserError, match=words) as caught:
         planned(root, weights)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "<" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["images", "masks"])
+def test_files_that_cannot_be_read_are_left_out_on_request(
+    folder: Path, weights: Path, tmp_path: Path, kind: str
+) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    (path,) = (root / kind).glob("04.*")
+    path.write_bytes(b"")
+    assert len(drawn(root, weights, skip_bad=True).test.labels) == 19
+
+
+def test_files_that_belong_to_no_picture_are_named(
+    folder: Path, weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training and test pictures have folders, so a picture beside these folders is left out as well."""
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    (root / "images" / "07.jpg").unlink()
+    for kind in ("images", "masks"):
+        for path in sorted((root / kind).iterdir()):
+            if path.stem not in ("07", "11"):
+                split = root / kind / ("train" if path.stem < "20" else "val")
+                split.mkdir(exist_ok=True)
+                path.rename(split / path.name)
+    data = drawn(root, weights)
+    assert (len(data.train.labels), len(data.test.labels)) == (18, 20)
+    (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "masks/07.png" in message and "images/11.jpg" in message
+
+
+def blank(root: Path, number: int, splits: tuple[str, ...]) -> None:
+    """Give all masks of the subfolders one number."""
+    for split in splits:
+        for path in (root / "masks" / split).iterdir():
+            with Image.open(path) as picture:
+                shape = np.asarray(picture).shape
+            save(path, np.full(shape, number), "8 bits")
+
+
+@pytest.mark.parametrize(
+    ("number", "splits", "words"),
+    [
+        (255, ("train", "val"), "all patches of the test images are to ignore"),
+        (255, ("val",), "all patches of the test images are to ignore"),
+        (255, ("train",), "all patches of the training images are to ignore"),
+        (0, ("train",), "one class"),
+        (0, ("val",), ""),
+    ],
+)
+def test_masks_of_one_number_give_a_board(
+    weights: Path, tmp_path: Path, number: int, splits: tuple[str, ...], words: str
+) -> None:
+    """Without an object in the test there is accuracy and no intersection over union; else a reason why it failed."""
+    root, out = tmp_path / "pictures", tmp_path / "out"
+    write(root, 12)
+    for kind in ("images", "masks"):
+        for place, path in enumerate(sorted((root / kind).iterdir())):
+            split = root / kind / ("train" if place < 8 else "val")
+            split.mkdir(exist_ok=True)
+            path.rename(split / path.name)
+    blank(root, number, splits)
+    for record in executed(root, weights, out):
+        assert record.failure is None or words in record.failure.reason
+        assert record.status == ("failed" if words else "ok")
+    board = sparsebench.leaderboard(out)
+    assert len(board) == (0 if words else 2)
+    if not words:
+        assert board["accuracy"].notna().all() and ("iou" not in board or board["iou"].isna().all())
+        text = call("leaderboard", out).output
+        assert "pictures with masks of a folder" in text and f"{4 * SIDE**2} test patches" in text
+        assert "oracle" in text.partition("Predicted patches")[2]
 
 
 def test_a_number_beyond_the_range_may_be_ignored(folder: Path, weights: Path, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
         BadPicturesError: the picture cannot be read.
         UserError: the file no longer exists, or has another SHA-256.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     data = read_bytes(path, sha256)
     try:
@@ -151,9 +151,16 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
     except Exception as error:  # Pillow does not document what its readers raise for damaged files
         if is_out_of_memory(error):
             raise MemoryError(f"{path} does not fit the memory") from error
-        text = " ".join(text_of(error).split()) or type(error).__name__
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else text
-        raise BadPicturesError({str(path): reason}) from error
+        raise BadPicturesError({str(path): reason_of(error)}) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why a picture cannot be read, from what its reader raised."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "of no known format"
+    return " ".join(text_of(error).split()) or type(error).__name__
 
 
 def _rgb(picture: Any) -> Picture:

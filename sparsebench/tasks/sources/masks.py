@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from sparsebench.errors import UserError, few, is_out_of_memory, text_of
+from sparsebench.errors import UserError, few, is_out_of_memory
 from sparsebench.measure.patches import IGNORE
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.cache import BadPicturesError
-from sparsebench.tasks.sources.files import DIGITS, MOST_PIXELS, Contents, contents, contents_of, listing, read_bytes
+from sparsebench.tasks.sources.files import (
+    DIGITS,
+    FORMATS,
+    MOST_PIXELS,
+    Contents,
+    contents,
+    contents_of,
+    listing,
+    read_bytes,
+    reason_of,
+)
 
 MASKED = "masked"
 """Beginning of the name of a folder of pictures with masks in cells."""
-IMAGES, MASKS = "images", "masks"
+IMAGES, MASKS, SUFFIX = "images", "masks", ".png"
 LAYOUT = "DIR/images/NAME.* and DIR/masks/NAME.png"
 LARGEST = 253
 """The largest possible class number."""
@@ -31,7 +43,9 @@ TRAIN, TEST = ("train", "training"), ("val", "validation", "test")
 """Names of the subfolders of training and test pictures, in order of priority."""
 GREY, PALETTE = 0, 3
 """Types of PNG files whose pixels are numbers."""
-VERSION = 1
+ORIENTATION, ROTATED = 0x0112, range(2, 9)
+"""The EXIF field for the rotation of a picture, and its values for rotated and mirrored ones."""
+VERSION = 2
 """Version of what is stored of masks. Increase it if it changes."""
 
 
@@ -48,7 +62,7 @@ def locate(root: Path, skip_bad: bool) -> tuple[str, Path]:
     """
     if not (root / MASKS).is_dir():
         raise UserError(f"--images folder: {root / MASKS} is not a folder", allowed=LAYOUT)
-    files = contents(listing(root), skip_bad=skip_bad)
+    files = contents(_with_strays(listing(root)), skip_bad=skip_bad)
     pairs = _pairs(files)
     if not pairs:
         raise UserError(f"{root / IMAGES} holds no pictures", allowed=LAYOUT)
@@ -58,14 +72,67 @@ def locate(root: Path, skip_bad: bool) -> tuple[str, Path]:
             f"{root}: {len(lonely)} of {len(pairs)} pictures have no mask: {few(lonely)}",
             next_step=f"add {root / pairs[lonely[0]]}, or remove the picture",
         )
+    uses = Counter(pairs.values())
+    alike = [picture for picture, mask in pairs.items() if uses[mask] > 1]
+    if alike:
+        raise UserError(
+            f"{root}: {len(alike)} of {len(pairs)} pictures share a mask with another picture: {few(alike)}",
+            next_step="remove or rename them: the name of a picture without its suffix must be unique",
+        )
+    if len(pairs) < 2:
+        raise UserError(f"{root / IMAGES} holds one picture", allowed="at least two, for training and test")
     numbers_of(files)
     return f"{MASKED}-{files.fingerprint}", root
 
 
+def _with_strays(listed: Contents) -> Contents:
+    """Return a listing in which files that belong to no picture with a mask are noted."""
+    pairs = _pairs(listed)
+    in_pairs = {*pairs, *pairs.values()}
+    strays = [name for name in listed.pictures if name not in in_pairs]
+    train, test = _splits(pairs) or (list(pairs), [])
+    used = {*train, *test}
+    unused = [name for name in pairs if name not in used]
+    others = dict(listed.others)
+    if strays:
+        others[f"neither pictures in {IMAGES} nor masks of them"] = strays
+    if unused:
+        others["pictures in no folder for training or test"] = unused
+    return replace(listed, others=others)
+
+
 def _pairs(files: Contents) -> dict[str, str]:
     """Return the mask of each picture, by their paths in the folder, sorted by picture."""
-    pictures = [name for name in files.pictures if name.startswith(f"{IMAGES}/")]
-    return {name: f"{MASKS}/{PurePosixPath(name).relative_to(IMAGES).with_suffix('.png')}" for name in pictures}
+    files_of = {_png(name): name for name in (*files.pictures, *files.left_out) if name.lower().endswith(SUFFIX)}
+    pairs = dict[str, str]()
+    for name in files.pictures:
+        if not name.startswith(f"{IMAGES}/"):
+            continue
+        expected = _png(f"{MASKS}/{name.removeprefix(f'{IMAGES}/')}")
+        mask = files_of.get(expected, expected)  # its suffix may be in upper case
+        if mask not in files.left_out:
+            pairs[name] = mask
+    return pairs
+
+
+def _png(name: str) -> str:
+    """Return a path with the suffix of masks."""
+    return PurePosixPath(name).with_suffix(SUFFIX).as_posix()
+
+
+def _splits(pictures: Collection[str]) -> tuple[list[str], list[str]] | None:
+    """Return the training and the test pictures, if there are subfolders with both."""
+    train, test = _in(TRAIN, pictures), _in(TEST, pictures)
+    return (train, test) if train and test else None
+
+
+def _in(splits: Collection[str], pictures: Collection[str]) -> list[str]:
+    """Return the pictures in the first of these subfolders that has some."""
+    for split in splits:
+        names = [name for name in pictures if name.startswith(f"{IMAGES}/{split}/")]
+        if names:
+            return names
+    return []
 
 
 class MaskedPictures:
@@ -83,17 +150,7 @@ class MaskedPictures:
         self.root = root
         self.files = contents_of(name, root)
         self.mask_of = _pairs(self.files)
-        self.train, self.test = self._in(TRAIN), self._in(TEST)
-        if not (self.train and self.test):
-            self.train, self.test = [], list(self.mask_of)
-
-    def _in(self, splits: Collection[str]) -> list[str]:
-        """Return the pictures in the first of these subfolders that has some."""
-        for split in splits:
-            names = [name for name in self.mask_of if name.startswith(f"{IMAGES}/{split}/")]
-            if names:
-                return names
-        return []
+        self.train, self.test = _splits(self.mask_of) or ([], list(self.mask_of))
 
     def check_numbers(self, largest: int, background: int, ignore: int) -> list[int]:
         """Return the sorted class numbers of all masks, without the one to ignore.
@@ -166,11 +223,11 @@ def numbers_of(files: Contents) -> Mapping[str, Sequence[int]]:
         path = files.root / mask
         try:
             numbers = _read(read_bytes(path, files.pictures[mask]))
-            _check_size(numbers, read_bytes(files.root / picture_of[mask]))
+            _check_shape(numbers, _size_of(read_bytes(files.root / picture_of[mask])))
         except Exception as error:  # Pillow does not document what its readers raise for damaged files
             if is_out_of_memory(error):
                 raise MemoryError(f"{path} does not fit the memory") from error
-            raise BadPicturesError({mask: " ".join(text_of(error).split()) or type(error).__name__}) from error
+            raise BadPicturesError({mask: reason_of(error)}) from error
         return [int(number) for number in np.unique(numbers)]
 
     text = f"{len(picture_of):,} masks to check"
@@ -189,15 +246,17 @@ def _read(data: bytes) -> np.ndarray:
     """Return the (height, width) numbers of a mask.
 
     Raises:
-        ValueError: it is not a PNG of one channel of numbers.
+        ValueError: it is not a PNG of one channel of numbers, or it is damaged.
     """
     from PIL import Image
 
     if not data.startswith(b"\x89PNG\r\n\x1a\n") or len(data) < 26:
-        raise ValueError("it is not a PNG file")
+        raise ValueError("it is not a PNG file" if data else "it is empty")
     bits, kind = data[24], data[25]  # of the header, which comes first
     if kind not in (GREY, PALETTE):
         raise ValueError("it has colours or transparency, and not one class number for each pixel")
+    with Image.open(BytesIO(data), formats=("PNG",)) as picture:
+        picture.verify()  # the checksums: without them, damaged data may be decoded to other numbers
     with Image.open(BytesIO(data), formats=("PNG",)) as picture:
         if picture.width * picture.height > MOST_PIXELS:
             raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
@@ -207,12 +266,29 @@ def _read(data: bytes) -> np.ndarray:
     return numbers
 
 
-def _check_size(numbers: np.ndarray, picture: bytes) -> None:
-    """Raise ValueError unless a mask has the shape of its picture, up to a pixel; it may have another resolution."""
-    from PIL import Image
+def _size_of(data: bytes) -> tuple[int, int]:
+    """Return the width and the height of a picture that has a mask.
 
-    with Image.open(BytesIO(picture)) as opened:
-        width, height = opened.size
+    Raises:
+        ValueError: it is of no known format, or has a rotation in EXIF.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as picture:
+            rotation = picture.getexif().get(ORIENTATION)
+            size = picture.size
+    except UnidentifiedImageError as error:
+        raise ValueError("its picture is of no known format" if data else "its picture is empty") from error
+    if rotation in ROTATED:
+        # Some programs draw masks on the rotated picture, others on the pixels of the file.
+        raise ValueError("its picture has a rotation in EXIF, so it is unknown which way the mask lies")
+    return size
+
+
+def _check_shape(numbers: np.ndarray, size: tuple[int, int]) -> None:
+    """Raise ValueError unless a mask has the shape of its picture, up to a pixel; it may have another resolution."""
+    width, height = size
     rows, columns = numbers.shape
     if abs(rows - columns * height / width) > 1 and abs(columns - rows * width / height) > 1:
         raise ValueError(f"it has {columns} x {rows} pixels, another shape than its picture of {width} x {height}")
