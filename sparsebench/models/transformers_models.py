@@ -722,7 +722,8 @@ def published(folder: Path) -> PretrainedCfg:
         interpolation="bicubic",
         crop_pct=1.0,
         crop_mode="squash",
-        **family.normalised,
+        mean=family.normalised["mean"],
+        std=family.normalised["std"],
     )
     processor = _image_processor(folder)
     if processor is None:
