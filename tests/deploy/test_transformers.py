@@ -480,3 +480,10 @@ def test_models_of_timm_are_used_at_another_size_too(caplog):
     assert sparse.model.blocks[0].attn.qkv.weight is model.blocks[0].attn.qkv.weight
     with pytest.raises(UserError, match="multiples of the patch size"):
         sparsebench.apply(model, "tome", macs=1, image_size=70)
+
+
+@pytest.mark.parametrize("size", ["96", 48.0, (48,), (48, 48, 48)])
+def test_a_size_of_another_type_is_refused(size):
+    for model in (model_of("ViT"), timm.create_model("test_vit", num_classes=3)):
+        with pytest.raises(UserError, match="image size"):
+            sparsebench.apply(model, "tome", macs=1, image_size=size)
