@@ -11,7 +11,7 @@ import click
 from sparsebench.cli.terminal import PATH, image_size, options
 from sparsebench.errors import UserError, plain
 from sparsebench.files import check_writable, content_hash
-from sparsebench.plan.locate import files_of
+from sparsebench.plan.locate import OF_TRANSFORMERS, files_of
 
 if TYPE_CHECKING:
     from sparsebench.deploy.features import Features, Pictures
@@ -87,7 +87,7 @@ def features(
         )
     about = {
         "model": model,
-        "weights": _source_of(weights),
+        "weights": _source_of(model, weights),
         "pool": network.global_pool,
         "versions": versions(),
     }
@@ -105,8 +105,12 @@ def _check_output(output: Path) -> None:
         raise UserError(f"{output} already exists and is not overwritten", next_step="give another --output")
 
 
-def _source_of(weights: Path | None) -> str | dict[str, str]:
-    """Return where the weights of the model come from: timm, or a file with its hash."""
+def _source_of(model: str, weights: Path | None) -> str | dict[str, str]:
+    """Return where the weights of the model come from: timm, a file with its hash, or a folder as runs name it."""
+    from sparsebench.models.transformers_models import fingerprint, folder_of, is_transformers
+
+    if is_transformers(model):
+        return f"{OF_TRANSFORMERS}{fingerprint(folder_of(model))}"
     if weights is None:
         return "timm"
     (file,) = files_of((weights,))  # a folder or a pattern may name it

@@ -24,7 +24,7 @@ from sparsebench.measure.cost import CostModel
 from sparsebench.measure.schedule import TokenSchedule, only_schedule
 from sparsebench.models import naflex, transformers_models
 from sparsebench.models.actor import LEARNED, Actor
-from sparsebench.models.base import supported
+from sparsebench.models.base import TRANSFORMERS, supported
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import content_of, create_vit, load_weights, published, read_dimensions
 from sparsebench.models.timm_parts import refuse
@@ -157,7 +157,7 @@ def resized(model: Any, size: int | tuple[int, int]) -> Any:
     Raises:
         UserError: the model cannot have this size.
     """
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = transformers_models.pair(size)
     with supported("this network", got=type(model).__name__, allowed=TAKES):
         refuse(model)
     own = tuple(model.patch_embed.img_size)
@@ -271,6 +271,8 @@ def _architecture(text: str) -> str:
     spec = parse(text, positional=Timm.positional)
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
         hint = f"did you mean 'timm:{text}'?" if timm.models.is_model(text) else None
+        if transformers_models.is_of_transformers(Path(text)):
+            hint = f"did you mean '{TRANSFORMERS}{text}'?"
         raise UserError("the timm model", got=f"'{text}'", allowed=NAMES, next_step=hint)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     return arch

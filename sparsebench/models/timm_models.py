@@ -22,9 +22,9 @@ from torch import Tensor
 
 from sparsebench.errors import UserError, few, is_out_of_memory, reason_of, unknown
 from sparsebench.models import transformers_models
-from sparsebench.models.base import HEADS
+from sparsebench.models.base import HEADS, TRANSFORMERS
 from sparsebench.models.naflex import FixedNaFlex, of_one_size
-from sparsebench.models.timm_parts import SAME_IN_TIMM, refuse
+from sparsebench.models.timm_parts import refuse
 from sparsebench.models.transformers_models import folder_of, is_transformers
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
@@ -79,9 +79,8 @@ def create_vit(
                 refuse(timm.create_model(name))
         if is_external(name) and isinstance(error, KeyError) and error.args == ("architecture",):
             raise UserError(
-                f"timm cannot build '{name}': its config.json names no architecture of timm, as in a folder of the "
-                "transformers library",
-                next_step=SAME_IN_TIMM,
+                f"timm cannot build '{name}': its config.json names no architecture of timm",
+                next_step=f"a model of the transformers library is {TRANSFORMERS}{name.partition(':')[2]}",
             ) from error
         problem = f"timm cannot build '{name}' for {height} x {width} pixels"
         raise UserError(f"{problem}: {reason_of(error)}") from error
@@ -279,7 +278,8 @@ def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]
             attempts.append(_convert(plain, vit, expected))
             if _names_match(attempts[-1], expected):
                 return attempts[-1]
-    return transformers_models.renamed(weights, expected) or attempts[0]
+    state = transformers_models.renamed(weights, vit, expected)
+    return attempts[0] if state is None else _convert(state, vit, expected)
 
 
 def _names_match(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:

@@ -6,14 +6,18 @@ import hashlib
 import inspect
 import json
 import logging
+import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors import safe_open
 from timm.models import PretrainedCfg
 from torch import Tensor
@@ -21,15 +25,24 @@ from torch import Tensor
 from sparsebench.errors import UserError, few, one_line, plain, reason_of
 from sparsebench.models.base import TRANSFORMERS
 from sparsebench.models.transformers_families import CLASSES, FAMILIES, HEADS, JOINED, WITH_TEXT, Family, outputs_of
+from sparsebench.tasks.folder import cut_out
 from sparsebench.tasks.sources.files import DIGITS, sha256_of
 
 log = logging.getLogger(__name__)
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+PROCESSOR_WITH_TEXTS = "processor_config.json"
+"""The file of an image processor that was saved together with one for texts."""
 LIMIT = 1e-5
 """Largest difference of outputs, absolute, or relative to the largest output if that exceeds 1."""
+FILTERS = {2: "bilinear", 3: "bicubic"}
+"""Filters by their numbers in Pillow, which image processors name."""
+PIXELS = 0.02
+"""Largest mean difference of a picture that is cut and normalised, in the range of pixels; see `_check_pictures`."""
 INSTALL = "pip install 'sparsebench[transformers]'"
 HALF_PRECISION = {"BF16": "bfloat16", "F16": "float16"}
+NUMBERS = {"F64", "F32", "I64", *HALF_PRECISION}
+"""Types of weights that are not quantized, as safetensors names them; buffers with positions are I64."""
 UNREAD = ("mask_token", "pooler.", "position_ids", "logit_scale", "logit_bias", "text_model.", "text_projection.")
 """Parts of names of weights that no output of an image reads."""
 
@@ -123,7 +136,7 @@ def convert(model: Any, size: int | tuple[int, int] | None = None, compared: Com
         state = {key: value.detach() for key, value in model.state_dict().items()}
         if size != own:
             state |= _resampled(model, size)
-        vit.load_state_dict(_complete(to_timm(family, state, vit.state_dict()), vit, name))
+        vit.load_state_dict(_complete(to_timm(family, state, vit, vit.state_dict()), vit, name))
     like = next(model.parameters())
     vit = vit.to(like).train(model.training)
     vit.pretrained_cfg = {"architecture": name, **family.normalised}
@@ -173,9 +186,15 @@ def check_size(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Return a side or a (height, width) as (height, width)."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(height), int(width)
+    """Return a side or a (height, width) as (height, width); raise UserError for anything else."""
+    sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    try:
+        height, width = map(operator.index, sides)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            "an image size or patch size", got=repr(size), allowed="a number of pixels, or (height, width)"
+        ) from error
+    return height, width
 
 
 def part_of(names: Mapping[str, str], key: str) -> str | None:
@@ -194,18 +213,26 @@ def part_of(names: Mapping[str, str], key: str) -> str | None:
     return None
 
 
-def to_timm(family: Family, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_timm(
+    family: Family, weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the weights of transformers with timm's names and shapes, as far as they are there.
+
+    Position embeddings keep their number.
 
     Args:
         family: the family.
         weights: the weights by their names in transformers.
-        expected: the state dict of the timm network.
+        vit: the timm network.
+        expected: its state dict.
     """
     parts = {part_of(family.names, key): value for key, value in weights.items()}
     if "reg_token" in expected and "dist_token" in parts:
         parts["reg_token"] = parts.pop("dist_token")
-    _fold_class_position(parts, expected)
+    if "pos_embed" in parts:  # of a `position_embedding.weight` it has no batch dimension
+        parts["pos_embed"] = parts["pos_embed"].reshape(1, -1, parts["pos_embed"].shape[-1])
+    if getattr(vit, "no_embed_class", False):
+        _fold_class_position(parts)
     state = {}
     for name, like in expected.items():
         value = _assembled(parts, name, like)
@@ -214,12 +241,10 @@ def to_timm(family: Family, weights: Mapping[str, Tensor], expected: Mapping[str
     return state
 
 
-def _fold_class_position(parts: dict[str | None, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Add the position of the class token to it, where timm's network has positions of patches only."""
-    positions, target = parts.get("pos_embed"), expected.get("pos_embed")
-    if positions is None or target is None or positions.ndim != target.ndim:
-        return
-    if positions.shape[1] == target.shape[1] + 1 and "cls_token" in parts:
+def _fold_class_position(parts: dict[str | None, Tensor]) -> None:
+    """Add the position of the class token to it, for a timm network with positions of patches only."""
+    if "pos_embed" in parts and "cls_token" in parts:
+        positions = parts["pos_embed"]
         parts["cls_token"] = parts["cls_token"] + positions[:, :1]
         parts["pos_embed"] = positions[:, 1:]
 
@@ -258,7 +283,10 @@ def _complete(state: dict[str, Tensor], vit: Any, name: str) -> dict[str, Tensor
     missing = [key for key in expected if key not in state]
     shapes = [key for key in state if state[key].shape != expected[key].shape]
     if missing or shapes:
-        raise UserError(f"{name} does not have the weights of timm's network for {few(missing or shapes)}")
+        raise UserError(
+            f"{name} does not have the weights of timm's network for {few(missing or shapes)}",
+            next_step="if its layers have adapters, such as LoRA, merge them into the weights first",
+        )
     return state
 
 
@@ -488,8 +516,9 @@ def is_of_transformers(folder: Path) -> bool:
 def fingerprint(folder: Path) -> str:
     """Return a short hash of the files of a model: its configuration, its image processor and its weights."""
     digest = hashlib.sha256()
+    processor = _processor_files(folder)
     for file in sorted(folder.iterdir()):
-        if file.name in (CONFIG, PROCESSOR) or file.suffix in (".safetensors", ".bin"):
+        if file.name == CONFIG or file in processor or file.suffix in (".safetensors", ".bin"):
             digest.update(f"{file.name}\0{sha256_of(file)}\n".encode())
     return digest.hexdigest()[:DIGITS]
 
@@ -513,6 +542,15 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
     cfg = published(folder)
     size = pair(cfg.input_size[1:] if size is None else size)
     case = fingerprint(folder), size
+    if case not in _compared:
+        _check_pictures(folder, cfg)
+    if not _processor_files(folder):
+        log.warning(
+            "%s has no image processor (%s): pictures are squashed, and normalised as is usual for %s",
+            folder,
+            PROCESSOR,
+            cfg.architecture,
+        )
     converted = convert(read(folder), size, _compared.get(case))
     _compared[case] = Compared(converted.output, converted.fields, converted.difference)
     converted.vit.pretrained_cfg = cfg.to_dict()
@@ -523,17 +561,48 @@ def read(folder: Path) -> Any:
     """Return the transformers model in a folder, in float32 and evaluation mode; see `load`."""
     with quiet_transformers() as transformers:
         cls, _ = _class_of(transformers, folder)
-        model, missing = _from_pretrained(cls, folder)
+        model, info = _from_pretrained(cls, folder)
+        missing = info["missing_keys"]
         if missing and all("pooler." in key for key in missing):
-            model, missing = _from_pretrained(cls, folder, add_pooling_layer=False)
-    if missing:
+            model, info = _from_pretrained(cls, folder, add_pooling_layer=False)
+    _check_names(folder, cls.__name__, info)
+    types = _types_in(folder)
+    if quantized := sorted(types - NUMBERS):
         raise UserError(
-            f"{folder} lacks weights of {cls.__name__}: {few(sorted(missing))}",
-            next_step=f"name the class of these weights under 'architectures' in {CONFIG}",
+            f"{folder} has weights of type {few(quantized)}",
+            allowed=sorted(NUMBERS),
+            next_step="give weights that are not quantized",
         )
-    if half := sorted(_types_in(folder) & HALF_PRECISION.keys()):
+    if half := sorted(types & HALF_PRECISION.keys()):
         log.warning("%s: %s becomes float32", folder, " and ".join(HALF_PRECISION[kind] for kind in half))
     return model.eval()
+
+
+def _check_names(folder: Path, name: str, info: Mapping[str, Any]) -> None:
+    """Raise UserError if a folder lacks weights of a model, or has others.
+
+    Args:
+        folder, name: the folder, and the class of the model.
+        info: what transformers says of the names of the weights.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"{folder} lacks weights of {name}: {few(missing)}",
+            next_step=f"name the class of these weights under 'architectures' in {CONFIG}",
+        )
+    shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    if shapes:
+        raise UserError(
+            f"{folder} has weights of other shapes than {CONFIG} gives {name}: {few(sorted(shapes))}",
+            next_step=f"correct {CONFIG}",
+        )
+    read_elsewhere = (*UNREAD, *HEADS)
+    unread = [key for key in info["unexpected_keys"] if not any(word in key for word in read_elsewhere)]
+    if unread:
+        raise UserError(
+            f"{folder} has weights that {name} does not have as {CONFIG} describes it: {few(sorted(unread))}",
+            next_step=f"correct {CONFIG}, or load the model with transformers and save it without them",
+        )
 
 
 def _types_in(folder: Path) -> set[str]:
@@ -547,10 +616,23 @@ def _types_in(folder: Path) -> set[str]:
 
 
 def _class_of(transformers: Any, folder: Path) -> tuple[Any, Any]:
-    """Return the class and the configuration of the model in a folder."""
+    """Return the class and the configuration of the model in a folder. No code in the folder runs."""
+    if not is_of_transformers(folder):
+        raise UserError(
+            f"{folder / CONFIG} is not of the transformers library: it is no JSON object with 'model_type'",
+            next_step="give a folder that save_pretrained of transformers wrote; a model of timm is timm:NAME with "
+            "--weights FILE, or timm:hf-hub:USER/NAME",
+        )
     with _in_one_line(f"transformers cannot read {folder / CONFIG}"):
-        config = transformers.AutoConfig.from_pretrained(folder)
-    name = (config.architectures or ["a model without 'architectures'"])[0]
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    names = config.architectures
+    name = names[0] if isinstance(names, list) and names else names
+    if not isinstance(name, str):
+        raise UserError(
+            f"{folder / CONFIG} does not name the class of the model under 'architectures'",
+            got=repr(names),
+            allowed=(*CLASSES, *WITH_TEXT),
+        )
     if name not in (*CLASSES, *WITH_TEXT) or not hasattr(transformers, name):
         raise unknown_class(name)
     return getattr(transformers, name), config
@@ -586,11 +668,12 @@ def skeleton(folder: Path) -> Any:
             return cls(config)
 
 
-def _from_pretrained(cls: Any, folder: Path, **more: Any) -> tuple[Any, set[str]]:
-    """Return a model, and the names of the weights that its folder does not have."""
+def _from_pretrained(cls: Any, folder: Path, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a model, and what transformers says of the names of its weights."""
+    options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with _in_one_line(f"transformers cannot load {folder}"):
-        model, info = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **more)
-    return model, set(info["missing_keys"])
+        model, info = cls.from_pretrained(folder, **options, **more)
+    return model, info
 
 
 @contextmanager
@@ -623,69 +706,128 @@ def quiet_transformers() -> Iterator[Any]:
 def published(folder: Path) -> PretrainedCfg:
     """Return timm's configuration of the model in a folder: how pictures are cut and normalised, and its classes.
 
-    What the folder's image processor does not say is as usual for the family.
+    It is that of the folder's image processor. Without one, pictures are squashed, and normalised as is usual for the
+    family.
+
+    Raises:
+        UserError: the configuration or the image processor of the folder cannot be used.
     """
-    said = _json(folder / PROCESSOR)
     model, config = _skeleton(folder)
-    height, width = _size_of_processor(said) or pair(config.image_size)
     family = family_of(model)
     assert family is not None
-    filters = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-    return PretrainedCfg(
+    cfg = PretrainedCfg(
         architecture=type(model).__name__,
         num_classes=outputs_of(model),
-        input_size=(config.num_channels, height, width),
-        mean=tuple(said.get("image_mean") or family.normalised["mean"]),
-        std=tuple(said.get("image_std") or family.normalised["std"]),
-        interpolation=filters.get(said.get("resample", 3), "bicubic"),
-        **_cut(said, height),
+        input_size=(config.num_channels, *pair(config.image_size)),
+        interpolation="bicubic",
+        crop_pct=1.0,
+        crop_mode="squash",
+        mean=family.normalised["mean"],
+        std=family.normalised["std"],
     )
+    processor = _image_processor(folder)
+    if processor is None:
+        return cfg
+    said = processor.to_dict()
+    if said.get("resample") not in FILTERS:
+        raise UserError(
+            f"the image processor of {folder}",
+            got=f"resample {said.get('resample')!r}",
+            allowed=[f"{number} ({name})" for number, name in FILTERS.items()],
+        )
+    with _in_one_line(f"the image processor of {folder} has no usual size, mean and std"):
+        return replace(cfg, **_said_of_pictures(said, cfg))
 
 
-def _cut(said: Mapping[str, Any], side: int) -> dict[str, Any]:
-    """Return timm's crop of an image processor for images of this side: squashed, or the middle of the shorter side."""
-    size = said.get("size") or {}
-    shorter = size if isinstance(size, int) else size.get("shortest_edge")
-    if not shorter:
-        return {"crop_pct": 1.0, "crop_mode": "squash"}
-    return {"crop_pct": side / shorter, "crop_mode": "center"}
+def _processor_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that describe its image processor."""
+    alone, with_texts = folder / PROCESSOR, folder / PROCESSOR_WITH_TEXTS
+    files = [alone] if alone.is_file() else []
+    if with_texts.is_file() and b'"image_processor"' in with_texts.read_bytes():
+        files.append(with_texts)
+    return files
 
 
-def _size_of_processor(said: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (height, width) of the images that an image processor gives, or None if it does not say so."""
-    if not said:
+def _image_processor(folder: Path) -> Any:
+    """Return the image processor of a folder, with the usual values of its class; None if the folder has none."""
+    if not _processor_files(folder):
         return None
-    crops = said.get("do_center_crop", "crop_size" in said)
-    size = (said.get("crop_size") if crops else said.get("size")) or {}
-    if isinstance(size, int):
-        return size, size
-    if "height" in size:
-        return int(size["height"]), int(size["width"])
-    return None
+    what = f"transformers cannot read the image processor of {folder}"
+    with quiet_transformers() as transformers, _in_one_line(what):
+        return transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; nothing if there is no such file, or it is damaged."""
-    with suppress(OSError, ValueError):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
+def _said_of_pictures(said: Mapping[str, Any], cfg: PretrainedCfg) -> dict[str, Any]:
+    """Return what the values of an image processor are in timm's configuration of a model."""
+    channels, height, width = cfg.input_size
+    size = said["size"] or {}
+    image = said["crop_size"] if said.get("do_center_crop") else size
+    if "height" in image:
+        height, width = int(image["height"]), int(image["width"])
+    shorter = size.get("shortest_edge")
+    resized = int(shorter or size.get("height", height))
+    mean, std = (tuple(map(float, said[name])) for name in ("image_mean", "image_std"))
+    if not (0 < height <= resized and width > 0 and min(std) > 0):
+        raise ValueError(f"{height} x {width} pixels of {resized}, std {std}")
+    crop = height / resized
+    if int(height / crop) < resized:  # `cut_out` rounds down
+        crop = math.nextafter(crop, 0)
+    return {
+        "input_size": (channels, height, width),
+        "mean": mean,
+        "std": std,
+        "interpolation": FILTERS[said["resample"]],
+        "crop_pct": crop,
+        "crop_mode": "center" if shorter else "squash",
+    }
 
 
-def renamed(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def _check_pictures(folder: Path, cfg: PretrainedCfg) -> None:
+    """Compare how a picture is cut and normalised with the folder's image processor.
+
+    Raises:
+        UserError: the pixels differ by more than rounding.
+    """
+    processor = _image_processor(folder)
+    channels, height, width = cfg.input_size
+    if processor is None or channels != 3 or height != width:  # other networks read no pictures
+        return
+    # Without sharp edges, one that is shifted by a pixel, as it may be by rounding, is nearly the same.
+    colours = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    picture = Image.fromarray(colours).resize((height * 2, height * 3 // 2), Image.Resampling.BILINEAR)
+    resize: Any = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
+    with _in_one_line(f"the image processor of {folder} cannot be used"):
+        expected = processor(images=picture, return_tensors="np")["pixel_values"][0]
+        rgb = cut_out(picture, height, cfg.crop_pct, resize, cast(Any, cfg.interpolation))
+        actual = ((rgb / 255 - cfg.mean) / cfg.std).transpose(2, 0, 1)
+    difference = np.inf  # another size
+    if expected.shape == actual.shape:
+        difference = (np.abs(expected - actual).mean((1, 2)) * cfg.std).max()
+    if not difference <= PIXELS:
+        raise UserError(
+            f"the image processor of {folder} does something else than to resize pictures, cut out their middle and "
+            "normalise them by mean and std",
+            got=f"a mean difference of {difference:.2g} on a random picture, in the range of pixels",
+            allowed=f"at most {PIXELS:g}",
+            next_step=f"correct {PROCESSOR}",
+        )
+
+
+def renamed(weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return weights in the names of transformers with the names of a timm network, or None if they do not fit.
 
     Nothing checks that the network computes what the transformers model does.
 
     Args:
         weights: the weights of a file.
-        expected: the state dict of the timm network.
+        vit: the timm network.
+        expected: its state dict.
     """
     images = {key: value for key, value in weights.items() if not any(word in key for word in UNREAD)}
     for family in FAMILIES:
         if None in {part_of(family.names, key) for key in images}:
             continue
-        state = to_timm(family, images, expected)
+        state = to_timm(family, images, vit, expected)
         if {key for key in expected if key not in state} <= {"head.weight", "head.bias"}:
             return state
     return None

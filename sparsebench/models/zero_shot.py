@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsebench.errors import UserError, reason_of
-from sparsebench.tasks.sources.labels import read_text_classes
+from sparsebench.tasks.sources.labels import DAMAGED, read_text_classes
 
 CONTENT = "the arrays features (classes, channels) and classes (names); scale and bias if the model does not have them"
 
@@ -40,10 +40,10 @@ def read_text_features(path: Path) -> TextFeatures:
     """
     classes = tuple(read_text_classes(path))
     try:
-        with np.load(path, allow_pickle=False) as content:
-            features = np.asarray(content["features"], dtype=np.float32)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content, np.errstate(over="ignore"):
+            features = content["features"].astype(np.float32, casting="same_kind")
             scale, bias = (float(content[name]) if name in content else None for name in ("scale", "bias"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise UserError(f"--text-features: {path} cannot be read: {reason_of(error)}", allowed=CONTENT) from error
     fits = features.ndim == 2 and len(features) == len(classes) and np.isfinite(features).all()
     if not fits or not features.any(axis=1).all():
@@ -51,6 +51,11 @@ def read_text_features(path: Path) -> TextFeatures:
             f"--text-features: {path}",
             got=f"features of shape {features.shape} for {len(classes)} classes",
             allowed="one finite row for each class, not all 0",
+        )
+    is_scale = scale is None or 0 < scale < math.inf
+    if not is_scale or not math.isfinite(bias or 0):
+        raise UserError(
+            f"--text-features: {path}", got=f"scale {scale}, bias {bias}", allowed="a positive scale, and a finite bias"
         )
     return TextFeatures(classes, features, scale, bias)
 

@@ -116,8 +116,11 @@ def locate_model(request: Request, located: Located) -> tuple[Request, Located]:
     places = {**located.places, name: folder}
     text_name = ""
     if texts is not None:
+        texts = texts.expanduser()
+        if not texts.is_file():
+            raise UserError(f"--text-features: there is no file {texts}")
         text_name = f"{OF_TEXTS}{fingerprint_of(texts)}"
-        places[text_name] = texts.expanduser()
+        places[text_name] = texts
     request = replace(request, model=f"{TRANSFORMERS}{name}")
     return request, replace(located, places=places, text_features=text_name)
 
@@ -133,7 +136,7 @@ def places_of_transformers(files: Files) -> dict[str, Path]:
     places = {f"{OF_TRANSFORMERS}{fingerprint(folder)}": folder for folder in folders}
     if files.text_features is not None:
         texts = files.text_features.expanduser()
-        digest = fingerprint_of(files.text_features)
+        digest = fingerprint_of(texts)
         places |= {f"{OF_TEXTS}{digest}": texts, f"{CLASSES}-{digest}": texts}  # the file names the classes too
     return places
 

@@ -54,6 +54,7 @@ def test_features_are_those_of_the_model_for_pictures_normalised_as_its_processo
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "f.npz") as content:
         paths, rows = content["paths"], content["features"]
+        assert re.fullmatch(r"hf-\w{12}", json.loads(str(content["about"]))["weights"])  # as in the cells of a run
     model: Any = transformers.ViTForImageClassification.from_pretrained(place / "vit").eval()
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]))
     for path, features in zip(paths, rows, strict=True):
@@ -61,6 +62,79 @@ def test_features_are_those_of_the_model_for_pictures_normalised_as_its_processo
         with torch.no_grad():
             tokens = model.vit(pixel_values=((pixels - mean) / std)[None]).last_hidden_state
         assert np.allclose(features, tokens[0, 0].numpy(), atol=1e-5)
+
+
+def smooth_pictures(folder: Path) -> Path:
+    """Write pictures of several shapes, in which a shift by a pixel changes little."""
+    folder.mkdir()
+    for number, size in enumerate([(60, 90), (90, 60), (70, 70)]):
+        colours = np.random.default_rng(number).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+        Image.fromarray(colours).resize(size, Image.Resampling.BILINEAR).save(folder / f"{number}.png")
+    return folder
+
+
+SQUASHED, KEEPS_RATIO = {"height": 40, "width": 40}, {"shortest_edge": 44}
+CROP = {"height": SIDE, "width": SIDE}
+PROCESSORS = {
+    "squashed, then cut": ("DeiTImageProcessor", {"size": SQUASHED, "crop_size": CROP, "image_mean": [0.1, 0.2, 0.3]}),
+    "shorter side, then cut": ("BitImageProcessor", {"size": KEEPS_RATIO, "crop_size": CROP, "resample": 2}),
+    "usual values of its class": ("ViTImageProcessor", {"size": CROP}),
+}
+
+
+@pytest.mark.parametrize("is_with_texts", [False, True])
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_pictures_are_cut_as_the_image_processor_does_it(kind, is_with_texts, tmp_path):
+    name, values = PROCESSORS[kind]
+    model = model_of("ViT with 5 classes, no biases")
+    folder = folder_of(model, tmp_path / "model")
+    processor = getattr(transformers, name)(**values)
+    said = {key: value for key, value in processor.to_dict().items() if key in values} | {"image_processor_type": name}
+    file = "processor_config.json" if is_with_texts else "preprocessor_config.json"
+    (folder / file).write_text(json.dumps({"image_processor": said} if is_with_texts else said))
+    images = ["--images", f"folder:{smooth_pictures(tmp_path / 'pictures')}"]
+    done = call("features", f"hf:{folder}", *images, "--device", "cpu", "-o", tmp_path / "f.npz")
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "f.npz") as content:
+        paths, rows = content["paths"], content["features"]
+    assert len(paths) == 3
+    for path, features in zip(paths, rows, strict=True):
+        pixels = processor(Image.open(tmp_path / "pictures" / path), return_tensors="np")["pixel_values"]
+        with torch.no_grad():
+            expected = model.vit(pixel_values=torch.from_numpy(np.asarray(pixels))).last_hidden_state[0, 0].numpy()
+        assert np.linalg.norm(features - expected) < 0.02 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_normalize": False},
+        {"rescale_factor": 1 / 127},
+        {"do_resize": False},
+        {"size": {"shortest_edge": SIDE}},
+        {"resample": 1},
+        {"image_mean": [0.5, 0.5]},
+        {"image_std": [0, 0.2, 0.2]},
+        {"image_mean": "grey"},
+        {"size": "small"},
+        {"size": {"height": -SIDE, "width": SIDE}},
+        None,
+    ],
+)
+def test_an_image_processor_that_does_something_else_is_refused(place, changes, tmp_path):
+    folder = Path(shutil.copytree(place / "vit", tmp_path / "model"))
+    file = folder / "preprocessor_config.json"
+    said = json.loads(file.read_text())
+    file.write_text("{" if changes is None else json.dumps(said | changes))
+    done = call("features", f"hf:{folder}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
+    assert done.exit_code == 2, done.output
+    assert len(done.output.splitlines()) == 1 and "image processor" in done.output
+
+
+def test_a_folder_without_an_image_processor_is_noted(place, tmp_path, caplog):
+    done = call("features", f"hf:{place / 'dino'}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
+    assert done.exit_code == 0, done.output
+    assert any("has no image processor" in line for line in caplog.messages)
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.9 warns about its own reading
@@ -255,6 +329,9 @@ def test_texts_are_classes_without_training(place, tmp_path, name):
         ({"features": np.ones((5, 3), np.float32), "classes": np.array(CLASSES)}, "not encoded by this model"),
         ({"features": np.ones((4, 20), np.float32), "classes": np.array(CLASSES)}, "for 5 classes"),
         ({"features": np.ones((5, 20), np.float32)}, "cannot be read"),
+        ({"features": np.ones((5, 20), np.complex64), "classes": np.array(CLASSES)}, "cannot be read"),
+        ({"features": np.full((5, 20), 1e300), "classes": np.array(CLASSES)}, "one finite row"),
+        ({"features": np.ones((5, 20), np.float32), "classes": np.array(CLASSES), "scale": np.nan}, "a positive scale"),
         ({"features": np.ones((5, 20), np.float32), "classes": np.array(CLASSES)}, "no scale"),
         ({"features": np.ones((5, 20), np.float32), "classes": np.array(["x", *CLASSES[1:]])}, "match no class"),
     ],
@@ -268,3 +345,20 @@ def test_texts_that_do_not_fit_are_refused(place, tmp_path, arrays, message):
     )  # fmt: skip
     assert done.exit_code == 2
     assert message in done.output
+
+
+@pytest.mark.parametrize("bytes_that_stay", [None, 0, 20, 400])
+def test_a_damaged_file_of_texts_is_refused_in_one_line(place, tmp_path, bytes_that_stay):
+    folder = folder_of(model_of("CLIP, projected"), tmp_path / "model")
+    np.savez(tmp_path / "texts.npz", features=np.ones((5, 20), np.float32), classes=np.array(CLASSES))
+    content = (tmp_path / "texts.npz").read_bytes()
+    (tmp_path / "texts.npz").unlink()
+    if bytes_that_stay is not None:
+        (tmp_path / "texts.npz").write_bytes(content[:bytes_that_stay])
+    done = call(
+        "run", "--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--text-features",
+        tmp_path / "texts.npz", "--plugin", "tome", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1
+    assert ("there is no file" if bytes_that_stay is None else "cannot be read") in done.output

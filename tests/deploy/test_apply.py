@@ -412,9 +412,11 @@ def test_a_model_of_a_folder_has_its_weights(tmp_path):
 
 def test_a_network_of_another_library_is_pointed_to_timm(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit_msn", "architectures": ["ViTMSNModel"]}))
-    with pytest.raises(UserError, match=r"transformers library.*timm\.create_model") as caught:
+    with pytest.raises(UserError, match=rf"transformers library is hf:{tmp_path}") as caught:
         timm_model(f"timm:local-dir:{tmp_path}", None)
     assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=rf"did you mean 'hf:{tmp_path}'"):
+        timm_model(str(tmp_path), None)
     with pytest.raises(UserError, match=r"ViTMSNModel is not a timm .*timm\.create_model.* load the weights"):
         sparsebench.apply(type("ViTMSNModel", (torch.nn.Module,), {})(), "tome:macs=.5")
     with pytest.raises(UserError) as caught:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
+from timm.models import generate_default_cfgs, register_model, vision_transformer
 from transformers_kinds import KINDS, folder_of, model_of, transformers
 
 import sparsebench
@@ -297,7 +299,20 @@ def test_biases_that_timms_network_lacks_are_refused_by_the_numbers():
         ("ViT", {"architectures": ["ViTForMaskedImageModeling"]}, "is not supported"),
         ("ViT", {"architectures": ["ViTForImageClassification"]}, "lacks weights of ViTForImageClassification"),
         ("ViT", {"model_type": "nothing"}, "cannot read"),
-        ("ViT", {"hidden_size": 48, "num_attention_heads": 3}, "cannot load"),
+        ("ViT", {"architectures": None}, "does not name the class"),
+        ("ViT", {"architectures": 7}, "does not name the class|cannot read"),
+        ("ViT", {"image_size": [32, 32, 32]}, "image size"),
+        ("ViT", {"hidden_size": 48, "num_attention_heads": 3}, "of other shapes than config.json.*cls_token"),
+        ("ViT", {"patch_size": 4}, "of other shapes than config.json.*position_embeddings"),
+        # transformers leaves out weights that a configuration has no place for.
+        ("ViT", {"num_hidden_layers": 2}, r"weights that ViTModel does not have.*\.2\."),
+        ("ViT", {"qkv_bias": False}, "weights that ViTModel does not have.*bias"),
+        ("SigLIP", {"vision_use_head": False}, "weights that SiglipVisionModel does not have.*head"),
+        (
+            "DINOv2, registers",
+            {"architectures": ["Dinov2Model"], "model_type": "dinov2"},
+            "weights that Dinov2Model does not have.*register_tokens",
+        ),
         ("DINOv2", {"num_hidden_layers": 4}, "lacks weights"),
         ("ViT", {"hidden_act": "nothing"}, "cannot"),
     ],
@@ -306,6 +321,41 @@ def test_a_folder_with_another_configuration_is_refused_in_one_line(kind, change
     name = in_config(**changes)(model_of(kind), tmp_path / "model")
     with pytest.raises(UserError, match=message) as caught:
         timm_model(name, None)
+    assert "\n" not in str(caught.value)
+
+
+def in_weights(change):
+    """Return a function that changes the weights of a model's folder."""
+
+    def write(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        save_file({name: change(value) for name, value in weights.items()}, folder / "model.safetensors")
+
+    return write
+
+
+def with_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    code = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config | code))
+    (folder / "own.py").write_text("raise SystemExit('code of the folder runs')")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (in_weights(lambda value: (100 * value).to(torch.int8)), "not quantized|cannot load"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no weights"), "cannot load"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff{"), "no JSON object with 'model_type'"),
+        (with_code, "custom code"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(damage, message, tmp_path):
+    folder = folder_of(model_of("ViT"), tmp_path / "model")
+    damage(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        timm_model(f"hf:{folder}", None)
     assert "\n" not in str(caught.value)
 
 
@@ -383,6 +433,38 @@ def test_a_file_with_the_names_of_transformers_is_read_for_timms_architecture(na
         timm_model("timm:test_vit2", file)
 
 
+default_cfgs = generate_default_cfgs(
+    {"vit_with_registers_of_these_tests": {"input_size": (3, 64, 64), "num_classes": 0}}
+)
+
+
+@register_model
+def vit_with_registers_of_these_tests(pretrained: bool = False, **kwargs: Any) -> Any:
+    """Return a small DINOv2 with registers, whose class token has no position."""
+    shape = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "init_values": 1.0}
+    parts = {"reg_tokens": 4, "no_embed_class": True}
+    return vision_transformer._create_vision_transformer(
+        "vit_with_registers_of_these_tests", pretrained=pretrained, **shape, **parts, **kwargs
+    )
+
+
+@pytest.mark.parametrize("side", [32, 48])
+def test_positions_of_a_file_are_resampled_as_timm_does_it(side, tmp_path, caplog):
+    """The file is for another size than that of the architecture, and its class token has a position."""
+    model = model_of("DINOv2, registers")
+    file = folder_of(model, tmp_path / "model") / "model.safetensors"
+    network = timm_model("timm:vit_with_registers_of_these_tests", file, side=side)
+    assert network.patch_embed.img_size == (side, side)
+    again = timm_model("timm:vit_with_registers_of_these_tests", file)
+    again.set_input_size((side, side))
+    x = pixels_for(model, side=side)
+    with torch.no_grad():
+        assert (network(x) - again(x)).abs().max() <= NEAR
+        # transformers resamples in the same way for these models
+        assert (network(x) - model(pixel_values=x).pooler_output).abs().max() <= NEAR
+    assert any("resampled" in line for line in caplog.messages) == (side != 32)
+
+
 def test_models_of_timm_are_used_at_another_size_too(caplog):
     model = timm.create_model("test_vit", num_classes=3, img_size=64).eval()
     positions = model.pos_embed.clone()
@@ -398,3 +480,10 @@ def test_models_of_timm_are_used_at_another_size_too(caplog):
     assert sparse.model.blocks[0].attn.qkv.weight is model.blocks[0].attn.qkv.weight
     with pytest.raises(UserError, match="multiples of the patch size"):
         sparsebench.apply(model, "tome", macs=1, image_size=70)
+
+
+@pytest.mark.parametrize("size", ["96", 48.0, (48,), (48, 48, 48)])
+def test_a_size_of_another_type_is_refused(size):
+    for model in (model_of("ViT"), timm.create_model("test_vit", num_classes=3)):
+        with pytest.raises(UserError, match="image size"):
+            sparsebench.apply(model, "tome", macs=1, image_size=size)

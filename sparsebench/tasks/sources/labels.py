@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import StrictInt, TypeAdapter
@@ -27,6 +29,9 @@ SYNSETS, LEMMAS = "imagenet_synsets.txt", "imagenet_synset_to_lemma.txt"
 FILE = "classes"
 """Prefix of the names of class files in cells."""
 BY_FILE = "--task folder:classes=FILE (one name per line, or JSON: a list, or an object of name to number)"
+
+DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
+"""What numpy raises for a file that is not an .npz with these arrays."""
 
 Labels = Literal["imagenet", "numbers", "names", "file"]
 ClassFile = tuple[dict[str, int | None], int | None]
@@ -219,9 +224,9 @@ def read_text_classes(path: Path) -> list[str]:
         UserError: the file cannot be read, or has no such names.
     """
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             names = content["classes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise UserError(f"--text-features: {path} cannot be read: {reason_of(error)}") from error
     if names.ndim != 1 or names.dtype.kind != "U":
         raise UserError(f"--text-features: {path}", got=f"classes of type {names.dtype}", allowed="a list of names")
