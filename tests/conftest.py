@@ -45,6 +45,7 @@ settings.load_profile("fast")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run slow tests, and more examples")
+    parser.addoption("--integration", action="store_true", help="also run tests with other programs and libraries")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -55,10 +56,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--slow"):
         settings.load_profile("slow")
-    else:
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    for marker in ("slow", "integration"):
+        if not config.getoption(f"--{marker}"):
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
     if _hides_theories():
         for item in items:
             if item.get_closest_marker("theory"):

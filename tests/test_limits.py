@@ -36,6 +36,7 @@ for read in (lambda: content_of(Path(sys.argv[1])), lambda: content_of(Path(sys.
 """Reads two files of weights and a cache of pictures of 79 MB and more, with 60 MB of address space."""
 
 
+@pytest.mark.integration
 def test_what_does_not_fit_the_address_space_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

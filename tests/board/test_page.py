@@ -19,6 +19,8 @@ from sparsebench.board.board import Board
 from sparsebench.board.judge import Leaderboard
 from sparsebench.board.published import page as render
 
+pytestmark = pytest.mark.integration
+
 Open = Callable[..., Any]
 NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
 DARK = {"color_scheme": "dark"}

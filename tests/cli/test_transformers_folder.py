@@ -18,6 +18,8 @@ from transformers_kinds import WIDE, folder_of, model_of, transformers
 from sparsebench.publish.submission import submit
 from sparsebench.records import store
 
+pytestmark = pytest.mark.integration
+
 CLASSES = ("ant", "bee", "cow", "dog", "eel")
 PICTURES = 3
 SIDE = 32

@@ -19,6 +19,8 @@ from sparsebench.errors import UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.transformers_families import CLASSES
 
+pytestmark = pytest.mark.integration
+
 NEAR = 1e-5
 
 

@@ -11,6 +11,8 @@ from transformers_kinds import WIDE, folder_of, model_of, transformers
 from sparsebench.models.transformers_families import CLASSES, WITH_TEXT
 from sparsebench.models.zero_shot import read_text_features
 
+pytestmark = pytest.mark.integration
+
 tokenizers = pytest.importorskip("tokenizers")
 PAGE = "docs/how-to/transformers.md"
 WORDS = ("?", "[", "]", "a", "photo", "of", "cat", "dog")

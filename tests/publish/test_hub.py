@@ -20,7 +20,7 @@ from running import run_without_board
 
 from sparsebench.publish.submission import MANIFEST, RECORDS
 
-pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_picture", "timed_once")]
 
 NAME = "me/tokens"
 HOSTILE = "<img src=x onerror=alert(1)>|[x](https://bad.example)`$\\alert{1}$ --- a: \"b\" 'c' #d"

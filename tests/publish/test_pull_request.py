@@ -14,7 +14,7 @@ from commands import call
 
 from sparsebench.publish.submission import files_of
 
-pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_picture", "timed_once")]
 
 SSH = """#!/bin/sh
 # As `ssh host command`: git's command, in the folder of the server.

@@ -26,7 +26,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner.engines import Queue
 from sparsebench.runner.environment import RunEnvironment
 
-pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_picture", "timed_once")]
 
 distributed = pytest.importorskip("distributed")
 

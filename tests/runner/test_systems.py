@@ -19,7 +19,7 @@ from sparsebench.runner import process
 from sparsebench.runner.devices import search_path, variables
 from sparsebench.runner.process import Server
 
-pytestmark = pytest.mark.usefixtures("no_picture", "timed_once")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_picture", "timed_once")]
 
 NO_PIDFD = "import os\ndel os.pidfd_open\n"
 NO_FORK = """
