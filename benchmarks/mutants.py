@@ -123,7 +123,9 @@ def run_tests(copy: Path, tests: list[str], seconds: float) -> str:
         signal.alarm(int(seconds))  # kills the fork
         sys.path[:0] = paths = [str(copy), str(copy / "plugins")]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for processes that tests start
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests])))
+        os._exit(
+            int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--integration", *tests]))
+        )
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # processes that are left over from tests
