@@ -31,6 +31,8 @@ from sparsebench.tasks.sources.files import DIGITS, sha256_of
 log = logging.getLogger(__name__)
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The file of weights, and the one that names the files of weights in several parts."""
 PROCESSOR_WITH_TEXTS = "processor_config.json"
 """The file of an image processor that was saved together with one for texts."""
 LIMIT = 1e-5
@@ -136,7 +138,7 @@ def convert(model: Any, size: int | tuple[int, int] | None = None, compared: Com
         state = {key: value.detach() for key, value in model.state_dict().items()}
         if size != own:
             state |= _resampled(model, size)
-        vit.load_state_dict(_complete(to_timm(family, state, vit, vit.state_dict()), vit, name))
+        vit.load_state_dict(_complete(to_timm(family, state, vit), vit, name))
     like = next(model.parameters())
     vit = vit.to(like).train(model.training)
     vit.pretrained_cfg = {"architecture": name, **family.normalised}
@@ -214,7 +216,7 @@ def part_of(names: Mapping[str, str], key: str) -> str | None:
 
 
 def to_timm(
-    family: Family, weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor]
+    family: Family, weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """Return the weights of transformers with timm's names and shapes, as far as they are there.
 
@@ -224,8 +226,9 @@ def to_timm(
         family: the family.
         weights: the weights by their names in transformers.
         vit: the timm network.
-        expected: its state dict.
+        expected: the weights of timm's names and shapes, if not those of `vit`.
     """
+    expected = vit.state_dict() if expected is None else expected
     parts = {part_of(family.names, key): value for key, value in weights.items()}
     if "reg_token" in expected and "dist_token" in parts:
         parts["reg_token"] = parts.pop("dist_token")
@@ -560,19 +563,13 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
 def read(folder: Path) -> Any:
     """Return the transformers model in a folder, in float32 and evaluation mode; see `load`."""
     with quiet_transformers() as transformers:
-        cls, _ = _class_of(transformers, folder)
+        cls, config = _class_of(transformers, folder)
+        types = _types_in(folder, config)  # before transformers converts them
         model, info = _from_pretrained(cls, folder)
         missing = info["missing_keys"]
         if missing and all("pooler." in key for key in missing):
             model, info = _from_pretrained(cls, folder, add_pooling_layer=False)
     _check_names(folder, cls.__name__, info)
-    types = _types_in(folder)
-    if quantized := sorted(types - NUMBERS):
-        raise UserError(
-            f"{folder} has weights of type {few(quantized)}",
-            allowed=sorted(NUMBERS),
-            next_step="give weights that are not quantized",
-        )
     if half := sorted(types & HALF_PRECISION.keys()):
         log.warning("%s: %s becomes float32", folder, " and ".join(HALF_PRECISION[kind] for kind in half))
     return model.eval()
@@ -605,14 +602,41 @@ def _check_names(folder: Path, name: str, info: Mapping[str, Any]) -> None:
         )
 
 
-def _types_in(folder: Path) -> set[str]:
-    """Return the types of the numbers in the weights of a folder, as safetensors names them."""
+def _types_in(folder: Path, config: Any) -> set[str]:
+    """Return the types of the numbers in the weights of a folder, as safetensors names them.
+
+    Raises:
+        UserError: weights are quantized, or their files are damaged.
+    """
     types = set()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as content:
-            names = list(content.keys())
-            types |= {content.get_slice(name).get_dtype() for name in names}
+    with _in_one_line(f"cannot load the weights of {folder}"):
+        for file in _weight_files(folder, config):
+            with safe_open(file, "pt") as content:
+                names = list(content.keys())
+                types |= {content.get_slice(name).get_dtype() for name in names}
+    if quantized := sorted(types - NUMBERS):
+        raise UserError(
+            f"{folder} has weights of type {few(quantized)}",
+            allowed=sorted(NUMBERS),
+            next_step="give weights that are not quantized",
+        )
     return types
+
+
+def _weight_files(folder: Path, config: Any) -> list[Path]:
+    """Return the files of safetensors that transformers reads; a folder may have others, such as quantized ones.
+
+    There are none if the weights are in other files, as of PyTorch.
+    """
+    names = (getattr(config, "transformers_weights", None), WEIGHTS, WEIGHTS_INDEX)
+    for name in names:
+        if name is None or not (folder / name).is_file():
+            continue
+        if not name.endswith(".json"):
+            return [folder / name]
+        parts = json.loads((folder / name).read_bytes())["weight_map"].values()
+        return [folder / part for part in sorted(set(parts))]
+    return []
 
 
 def _class_of(transformers: Any, folder: Path) -> tuple[Any, Any]:
@@ -820,8 +844,8 @@ def renamed(weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tens
 
     Args:
         weights: the weights of a file.
-        vit: the timm network.
-        expected: its state dict.
+        vit: the timm network, which may lack some of the expected weights.
+        expected: the weights of timm's names and shapes.
     """
     images = {key: value for key, value in weights.items() if not any(word in key for word in UNREAD)}
     for family in FAMILIES:

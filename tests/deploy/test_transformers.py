@@ -336,6 +336,18 @@ def in_weights(change):
     return write
 
 
+def in_parts(folder: Path, last_type: torch.dtype) -> None:
+    """Write the weights of a model's folder into two files. Those of the second are converted to a type."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    middle = len(weights) // 2
+    places = {name: f"part-{1 + (number >= middle)}.safetensors" for number, name in enumerate(sorted(weights))}
+    for file, kind in (("part-1.safetensors", torch.float32), ("part-2.safetensors", last_type)):
+        part = {name: weights[name].to(kind) for name in places if places[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
 def with_code(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     code = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
@@ -346,7 +358,9 @@ def with_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (in_weights(lambda value: (100 * value).to(torch.int8)), "not quantized|cannot load"),
+        (in_weights(lambda value: (100 * value).to(torch.int8)), "weights of type I8.*not quantized"),
+        (in_weights(lambda value: value.to(torch.float8_e4m3fn)), "weights of type F8.*not quantized"),
+        (lambda folder: in_parts(folder, torch.uint8), "weights of type U8.*not quantized"),
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no weights"), "cannot load"),
         (lambda folder: (folder / "config.json").write_bytes(b"\xff{"), "no JSON object with 'model_type'"),
@@ -359,6 +373,30 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         timm_model(f"hf:{folder}", None)
     assert "\n" not in str(caught.value)
+
+
+def in_a_file_of_another_name(folder: Path) -> None:
+    """Rename the file of a model's weights. Its configuration names it."""
+    (folder / "model.safetensors").rename(folder / "large.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": "large.safetensors"}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda folder: None, lambda folder: in_parts(folder, torch.float32), in_a_file_of_another_name],
+    ids=["one file", "parts", "another name"],
+)
+def test_quantized_weights_that_are_not_those_of_the_model_may_lie_beside_them(change, tmp_path):
+    model = model_of("DINOv2")
+    folder = folder_of(model, tmp_path / "model")
+    change(folder)
+    quantized = {name: value.to(torch.int8) for name, value in model.state_dict().items()}
+    save_file(quantized, folder / "model_int8.safetensors")
+    network = timm_model(f"hf:{folder}", None)
+    x = pixels_for(model)
+    with torch.no_grad():
+        assert (network(x) - model(pixel_values=x).pooler_output).abs().max() <= NEAR
 
 
 def test_weights_that_are_not_finite_are_not_another_network():
