@@ -61,7 +61,7 @@ def features(
     a picture that is in none. With schedule=auto the schedule is chosen on some of the pictures, without labels.
     """
     from sparsebench.deploy.apply import description, timm_model
-    from sparsebench.deploy.features import extract, pictures_in, versions
+    from sparsebench.deploy.features import cut_for, extract, pictures_in, versions
     from sparsebench.runner.devices import first_of, resolve_device
 
     _check_output(output)
@@ -69,14 +69,14 @@ def features(
     network = timm_model(model, weights, weights_key, side=side)
     size, _, _ = description(network).partition(",")
     place = first_of(resolve_device(device))
-    arch = model.removeprefix("timm:").removeprefix("arch=")
+    cut = cut_for(network, model.removeprefix("timm:").removeprefix("arch="))
     check_writable(output.absolute().parent)
 
     n = len(pictures.paths)
     with click.progressbar(length=n, label=f"{n:,} pictures", file=sys.stderr) as bar:
         result = extract(
             network,
-            arch,
+            cut,
             plugin,
             pictures,
             learned=learned,

@@ -124,7 +124,7 @@ def pictures_in(text: str) -> Pictures:
 
 def extract(
     model: Any,
-    arch: str,
+    cut: dict[str, Any],
     plugin: str,
     pictures: Pictures,
     *,
@@ -136,11 +136,12 @@ def extract(
 ) -> Features:
     """Return the pooled features of pictures: what the output layer of the model reads. The model loses its head.
 
-    Pictures are cut as timm states it for the model, and read batch by batch. The random numbers of a strategy depend
-    on the number of the picture only. With schedule=auto the schedule is chosen on some of the pictures.
+    Pictures are read batch by batch. The random numbers of a strategy depend on the number of the picture only. With
+    schedule=auto the schedule is chosen on some of the pictures.
 
     Args:
-        model, arch: the timm model and its name.
+        model: the timm model.
+        cut: how pictures are cut, see `cut_for`.
         plugin: the strategy with its budget, as for `apply`.
         pictures: the pictures.
         learned: tensors that the strategy has learned, see `apply`.
@@ -154,7 +155,6 @@ def extract(
     """
     model.reset_classifier(0)
     model.eval().to(device)
-    cut = _cut(model, arch)
     sparse = _apply(model, plugin, learned, pictures, cut, skip_bad=skip_bad)
     _check_channels(sparse._network)
     reasons: dict[str, str] = {}
@@ -190,8 +190,8 @@ def versions() -> dict[str, str]:
     return {"sparsebench": __version__, "timm": timm.__version__, "torch": torch.__version__}
 
 
-def _cut(model: Any, arch: str) -> dict[str, Any]:
-    """Return how pictures are cut for a model: as timm states it, at the size of the model.
+def cut_for(model: Any, arch: str) -> dict[str, Any]:
+    """Return how pictures are cut for a timm model of this name: as timm states it, at the size of the model.
 
     Raises:
         UserError: the images of the model are not square, or it needs another way of cutting.

@@ -94,14 +94,9 @@ def is_external(name: str) -> bool:
 
 
 def published(name: str) -> PretrainedCfg:
-    """Return timm's configuration of a name's trained weights; its default is 1000 classes and 224 pixels.
-
-    The name is one of timm, or hf:FOLDER, see `transformers_models`.
-    """
+    """Return timm's configuration of a name's trained weights; its default is 1000 classes and 224 pixels."""
     cfg = None
-    if is_transformers(name):
-        cfg = transformers_models.published(folder_of(name))
-    elif is_external(name):
+    if is_external(name):
         load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
         with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # create_vit reports the error
             cfg = PretrainedCfg(**load(name.partition(":")[2])[0])
@@ -111,7 +106,12 @@ def published(name: str) -> PretrainedCfg:
 
 
 def cut_of(name: str) -> dict[str, Any]:
-    """Return timm's transform of test images for a name: crop, resize, filter, and the canvas if it is square."""
+    """Return timm's transform of test images for a name: crop, resize, filter, and the canvas if it is square.
+
+    The name is one of timm, or hf:FOLDER, see `transformers_models.published_cut`.
+    """
+    if is_transformers(name):
+        return cut_from(transformers_models.published_cut(folder_of(name)))
     return cut_from(published(name))
 
 

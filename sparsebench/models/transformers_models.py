@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -39,8 +40,14 @@ LIMIT = 1e-5
 """Largest difference of outputs, absolute, or relative to the largest output if that exceeds 1."""
 FILTERS = {2: "bilinear", 3: "bicubic"}
 """Filters by their numbers in Pillow, which image processors name."""
-PIXELS = 0.02
-"""Largest mean difference of a picture that is cut and normalised, in the range of pixels; see `_check_pictures`."""
+PIXEL_TOLERANCE = 0.02
+"""Largest mean difference of a picture that is cut and normalised, in the range of pixels; see `_check_pictures`.
+
+Libraries resize differently, and an image processor may cut out a middle that lies a pixel further."""
+STEPS = ("do_resize", "do_rescale", "do_normalize")
+"""Names of the steps that each image processor takes here."""
+RESCALE_FACTOR, RESCALE_TOLERANCE = 1 / 255, 1e-3
+"""Factor of the pixels, which become real numbers in [0, 1], and its relative tolerance: a quarter of a grey level."""
 INSTALL = "pip install 'sparsebench[transformers]'"
 HALF_PRECISION = {"BF16": "bfloat16", "F16": "float16"}
 NUMBERS = {"F64", "F32", "I64", *HALF_PRECISION}
@@ -536,8 +543,9 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
     """Return the model in a folder of transformers as the same network of timm, checked; see `convert`.
 
     Half precision becomes float32. Without a size, images have that of the folder's image processor, else of its
-    configuration. A run loads a model for each of its cells. The outputs, which take most of the time, are compared
-    once in a process. The conversion itself is made anew: it draws random numbers, on which a random head depends.
+    configuration. How pictures are cut is not checked, see `published_cut`. A run loads a model for each of its cells.
+    The outputs, which take most of the time, are compared once in a process. The conversion itself is made anew: it
+    draws random numbers, on which a random head depends.
 
     Raises:
         UserError: transformers is not installed, the model is not supported, or its weights are missing or damaged.
@@ -545,15 +553,6 @@ def load(folder: Path, size: int | tuple[int, int] | None = None) -> Converted:
     cfg = published(folder)
     size = pair(cfg.input_size[1:] if size is None else size)
     case = fingerprint(folder), size
-    if case not in _compared:
-        _check_pictures(folder, cfg)
-    if not _processor_files(folder):
-        log.warning(
-            "%s has no image processor (%s): pictures are squashed, and normalised as is usual for %s",
-            folder,
-            PROCESSOR,
-            cfg.architecture,
-        )
     converted = convert(read(folder), size, _compared.get(case))
     _compared[case] = Compared(converted.output, converted.fields, converted.difference)
     converted.vit.pretrained_cfg = cfg.to_dict()
@@ -571,7 +570,7 @@ def read(folder: Path) -> Any:
             model, info = _from_pretrained(cls, folder, add_pooling_layer=False)
     _check_names(folder, cls.__name__, info)
     if half := sorted(types & HALF_PRECISION.keys()):
-        log.warning("%s: %s becomes float32", folder, " and ".join(HALF_PRECISION[kind] for kind in half))
+        _warn_once(f"{folder}: {' and '.join(HALF_PRECISION[kind] for kind in half)} becomes float32")
     return model.eval()
 
 
@@ -728,10 +727,10 @@ def quiet_transformers() -> Iterator[Any]:
 
 
 def published(folder: Path) -> PretrainedCfg:
-    """Return timm's configuration of the model in a folder: how pictures are cut and normalised, and its classes.
+    """Return timm's configuration of the model in a folder: its classes, the size of images, and their mean and std.
 
-    It is that of the folder's image processor. Without one, pictures are squashed, and normalised as is usual for the
-    family.
+    Size, mean and std are those of the folder's image processor. Without one, they are that of the configuration, and
+    those that are usual for the family.
 
     Raises:
         UserError: the configuration or the image processor of the folder cannot be used.
@@ -743,24 +742,42 @@ def published(folder: Path) -> PretrainedCfg:
         architecture=type(model).__name__,
         num_classes=outputs_of(model),
         input_size=(config.num_channels, *pair(config.image_size)),
-        interpolation="bicubic",
-        crop_pct=1.0,
-        crop_mode="squash",
         mean=family.normalised["mean"],
         std=family.normalised["std"],
     )
     processor = _image_processor(folder)
     if processor is None:
         return cfg
-    said = processor.to_dict()
-    if said.get("resample") not in FILTERS:
-        raise UserError(
-            f"the image processor of {folder}",
-            got=f"resample {said.get('resample')!r}",
-            allowed=[f"{number} ({name})" for number, name in FILTERS.items()],
-        )
     with _in_one_line(f"the image processor of {folder} has no usual size, mean and std"):
-        return replace(cfg, **_said_of_pictures(said, cfg))
+        return replace(cfg, **_pixels_of_processor(processor.to_dict(), cfg))
+
+
+def published_cut(folder: Path) -> PretrainedCfg:
+    """Return `published` with how pictures are cut: as the folder's image processor does it, which is checked.
+
+    Without one, pictures are squashed.
+
+    Raises:
+        UserError: see `published`, or the image processor does something else.
+    """
+    cfg = published(folder)
+    processor = _image_processor(folder)
+    if processor is None:
+        what = f"pictures are squashed, and normalised as is usual for {cfg.architecture}"
+        _warn_once(f"{folder} has no image processor ({PROCESSOR}): {what}")
+        return replace(cfg, interpolation="bicubic", crop_pct=1.0, crop_mode="squash")
+    values = processor.to_dict()
+    _check_steps(folder, values)
+    with _in_one_line(f"the image processor of {folder} has no usual size"):
+        cfg = replace(cfg, **_cut_of_processor(values, cfg))
+    _check_pictures(folder, processor, cfg)
+    return cfg
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """Log a line about a folder once in a process: a run loads a model for each of its cells."""
+    log.warning("%s", line)
 
 
 def _processor_files(folder: Path) -> list[Path]:
@@ -781,40 +798,73 @@ def _image_processor(folder: Path) -> Any:
         return transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
 
 
-def _said_of_pictures(said: Mapping[str, Any], cfg: PretrainedCfg) -> dict[str, Any]:
-    """Return what the values of an image processor are in timm's configuration of a model."""
+def _pixels_of_processor(values: Mapping[str, Any], cfg: PretrainedCfg) -> dict[str, Any]:
+    """Return the size, mean and std of an image processor's values for timm's configuration of a model."""
     channels, height, width = cfg.input_size
-    size = said["size"] or {}
-    image = said["crop_size"] if said.get("do_center_crop") else size
+    image = values.get("crop_size" if values.get("do_center_crop") else "size") or {}
     if "height" in image:
         height, width = int(image["height"]), int(image["width"])
+    mean, std = (0.0,) * channels, (1.0,) * channels
+    if values.get("do_normalize"):
+        mean, std = (tuple(map(float, values[name])) for name in ("image_mean", "image_std"))
+    if not (height > 0 and width > 0 and min(std) > 0):
+        raise ValueError(f"{height} x {width} pixels, std {std}")
+    return {"input_size": (channels, height, width), "mean": mean, "std": std}
+
+
+def _cut_of_processor(values: Mapping[str, Any], cfg: PretrainedCfg) -> dict[str, Any]:
+    """Return how pictures are cut by an image processor's values for timm's configuration of a model with its size."""
+    _, height, _ = cfg.input_size
+    size = values.get("size") or {}
     shorter = size.get("shortest_edge")
     resized = int(shorter or size.get("height", height))
-    mean, std = (tuple(map(float, said[name])) for name in ("image_mean", "image_std"))
-    if not (0 < height <= resized and width > 0 and min(std) > 0):
-        raise ValueError(f"{height} x {width} pixels of {resized}, std {std}")
+    if height > resized:
+        raise ValueError(f"{height} of {resized} pixels")
     crop = height / resized
     if int(height / crop) < resized:  # `cut_out` rounds down
         crop = math.nextafter(crop, 0)
     return {
-        "input_size": (channels, height, width),
-        "mean": mean,
-        "std": std,
-        "interpolation": FILTERS[said["resample"]],
+        "interpolation": FILTERS[values["resample"]],
         "crop_pct": crop,
         "crop_mode": "center" if shorter else "squash",
     }
 
 
-def _check_pictures(folder: Path, cfg: PretrainedCfg) -> None:
+def _check_steps(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise UserError unless an image processor resizes pictures, divides them by 255, and normalises them."""
+    allowed = {step: "True" for step in STEPS if not values.get(step)}
+    if values.get("resample") not in tuple(FILTERS):  # a list, which may be the value, has no hash
+        allowed["resample"] = " or ".join(f"{number} ({name})" for number, name in FILTERS.items())
+    factor = values.get("rescale_factor")
+    if not isinstance(factor, float) or not math.isclose(factor, RESCALE_FACTOR, rel_tol=RESCALE_TOLERANCE):
+        allowed["rescale_factor"] = "1/255"
+    if allowed:
+        got = ", ".join(f"{name} {plain(repr(values.get(name)), 40)}" for name in allowed)
+        raise _another_cut(folder, got, ", ".join(f"{name} {value}" for name, value in allowed.items()))
+
+
+def _another_cut(folder: Path, got: str, allowed: str) -> UserError:
+    """Return the error for an image processor that pictures cannot be cut by."""
+    files = " or ".join(file.name for file in _processor_files(folder))
+    return UserError(
+        f"the image processor of {folder} does something else than to resize pictures, cut out their middle and "
+        "normalise them by mean and std",
+        got=got,
+        allowed=allowed,
+        next_step=f"correct {files}",
+    )
+
+
+def _check_pictures(folder: Path, processor: Any, cfg: PretrainedCfg) -> None:
     """Compare how a picture is cut and normalised with the folder's image processor.
 
+    It is compared for squares in colour. Others are cut to another size or made grey before a network reads them.
+
     Raises:
-        UserError: the pixels differ by more than rounding.
+        UserError: the pixels differ by more than `PIXEL_TOLERANCE`.
     """
-    processor = _image_processor(folder)
     channels, height, width = cfg.input_size
-    if processor is None or channels != 3 or height != width:  # other networks read no pictures
+    if channels != 3 or height != width:
         return
     # Without sharp edges, one that is shifted by a pixel, as it may be by rounding, is nearly the same.
     colours = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
@@ -827,14 +877,9 @@ def _check_pictures(folder: Path, cfg: PretrainedCfg) -> None:
     difference = np.inf  # another size
     if expected.shape == actual.shape:
         difference = (np.abs(expected - actual).mean((1, 2)) * cfg.std).max()
-    if not difference <= PIXELS:
-        raise UserError(
-            f"the image processor of {folder} does something else than to resize pictures, cut out their middle and "
-            "normalise them by mean and std",
-            got=f"a mean difference of {difference:.2g} on a random picture, in the range of pixels",
-            allowed=f"at most {PIXELS:g}",
-            next_step=f"correct {PROCESSOR}",
-        )
+    if not difference <= PIXEL_TOLERANCE:
+        got = f"a mean difference of {difference:.2g} on a random picture, in the range of pixels"
+        raise _another_cut(folder, got, f"at most {PIXEL_TOLERANCE:g}")
 
 
 def renamed(weights: Mapping[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

@@ -313,9 +313,9 @@ class Hf(_Deep):
     def cut(self) -> Mapping[str, Any]:
         """See `Model.cut`."""
         from sparsebench.models.timm_models import cut_from
-        from sparsebench.models.transformers_models import published
+        from sparsebench.models.transformers_models import published_cut
 
-        return cut_from(published(self._place()))
+        return cut_from(published_cut(self._place()))
 
     def patch_size(self) -> int | None:
         """See `Model.patch_size`; None for patches that are not square."""

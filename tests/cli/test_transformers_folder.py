@@ -28,15 +28,22 @@ OPENAI = [
     for values in ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 ]
 
+PROCESSOR = {
+    "size": {"height": SIDE, "width": SIDE},
+    "resample": 2,
+    "do_resize": True,
+    "image_mean": [0.4, 0.5, 0.6],
+    "image_std": [0.2, 0.3, 0.25],
+    "rescale_factor": 1 / 255,
+}
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with models of transformers and pictures. Tests do not change it."""
     place = tmp_path_factory.mktemp("place")
     folder = folder_of(model_of("ViT with 5 classes, no biases"), place / "vit")
-    cut = {"size": {"height": SIDE, "width": SIDE}, "resample": 2, "do_resize": True}
-    normalised = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25], "rescale_factor": 1 / 255}
-    (folder / "preprocessor_config.json").write_text(json.dumps(cut | normalised))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     folder_of(model_of("DINOv2"), place / "dino")
     rng = np.random.default_rng(0)
     for name in CLASSES:
@@ -91,9 +98,10 @@ def test_pictures_are_cut_as_the_image_processor_does_it(kind, is_with_texts, tm
     model = model_of("ViT with 5 classes, no biases")
     folder = folder_of(model, tmp_path / "model")
     processor = getattr(transformers, name)(**values)
-    said = {key: value for key, value in processor.to_dict().items() if key in values} | {"image_processor_type": name}
+    changed = {key: value for key, value in processor.to_dict().items() if key in values}
+    changed["image_processor_type"] = name
     file = "processor_config.json" if is_with_texts else "preprocessor_config.json"
-    (folder / file).write_text(json.dumps({"image_processor": said} if is_with_texts else said))
+    (folder / file).write_text(json.dumps({"image_processor": changed} if is_with_texts else changed))
     images = ["--images", f"folder:{smooth_pictures(tmp_path / 'pictures')}"]
     done = call("features", f"hf:{folder}", *images, "--device", "cpu", "-o", tmp_path / "f.npz")
     assert done.exit_code == 0, done.output
@@ -107,14 +115,25 @@ def test_pictures_are_cut_as_the_image_processor_does_it(kind, is_with_texts, tm
         assert np.linalg.norm(features - expected) < 0.02 * np.linalg.norm(expected)
 
 
+def with_processor(model: Any, folder: Path, **changes: object) -> Path:
+    """Write a model with an image processor whose values are changed; return its folder."""
+    folder_of(model, folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | changes))
+    return folder
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"do_normalize": False},
+        {"do_rescale": False},
         {"rescale_factor": 1 / 127},
+        {"rescale_factor": 1 / 256},
+        {"rescale_factor": "small"},
         {"do_resize": False},
         {"size": {"shortest_edge": SIDE}},
         {"resample": 1},
+        {"resample": [2, 3]},
         {"image_mean": [0.5, 0.5]},
         {"image_std": [0, 0.2, 0.2]},
         {"image_mean": "grey"},
@@ -124,19 +143,76 @@ def test_pictures_are_cut_as_the_image_processor_does_it(kind, is_with_texts, tm
     ],
 )
 def test_an_image_processor_that_does_something_else_is_refused(place, changes, tmp_path):
-    folder = Path(shutil.copytree(place / "vit", tmp_path / "model"))
-    file = folder / "preprocessor_config.json"
-    said = json.loads(file.read_text())
-    file.write_text("{" if changes is None else json.dumps(said | changes))
+    folder = with_processor(model_of("ViT"), tmp_path / "model", **(changes or {}))
+    if changes is None:
+        (folder / "preprocessor_config.json").write_text("{")
     done = call("features", f"hf:{folder}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
     assert done.exit_code == 2, done.output
     assert len(done.output.splitlines()) == 1 and "image processor" in done.output
 
 
-def test_a_folder_without_an_image_processor_is_noted(place, tmp_path, caplog):
-    done = call("features", f"hf:{place / 'dino'}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
+def test_the_file_of_an_image_processor_that_does_something_else_is_named(place, tmp_path):
+    folder = with_processor(model_of("ViT"), tmp_path / "model", rescale_factor=1 / 200)
+    values = (folder / "preprocessor_config.json").read_text()
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").write_text(f'{{"image_processor": {values}}}')
+    done = call("features", f"hf:{folder}", *pictures(place), "--device", "cpu", "-o", tmp_path / "f.npz")
+    assert done.exit_code == 2
+    assert "correct processor_config.json" in done.output
+
+
+NETWORKS = {
+    "of another shape": ({}, {"size": {"height": SIDE, "width": 2 * SIDE}}),
+    "of one channel": ({"num_channels": 1}, {"image_mean": [0.4], "image_std": [0.2]}),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 250}, {"do_resize": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_image_processors_are_compared_that_are_not_for_squares_in_colour(place, kind, changes, tmp_path):
+    """Pictures are squares in colour, which such a network reads at another size or in grey."""
+    of_model, of_processor = NETWORKS[kind]
+    folder = with_processor(model_of("ViT", **of_model), tmp_path / "model", **of_processor, **changes)
+    size = ["--image-size", SIDE]
+    done = call("features", f"hf:{folder}", *pictures(place), *size, "--device", "cpu", "-o", tmp_path / "f.npz")
+    assert done.exit_code == (2 if changes else 0), done.output
+    assert ("image processor" in done.output) == bool(changes)
+
+
+STRANGE = {
+    "another filter": {"resample": 1},
+    "no normalisation": {"do_normalize": False, "image_mean": None, "image_std": None},
+    "another range": {"rescale_factor": 1 / 127},
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_strange_image_processor_is_refused_only_where_pictures_are_cut(place, kind, tmp_path):
+    folder = with_processor(model_of("ViT with 5 classes, no biases"), tmp_path / "model", **STRANGE[kind])
+    setting = ["--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--jobs", 0, "--device", "cpu"]
+    setting += ["--out", tmp_path / "out"]
+    for command in (["run", "--plugin", "tome"], ["compare", "tome:macs=0.6", "evit:macs=0.6", "--task", "folder"]):
+        done = call(*command, *setting)
+        assert done.exit_code == 2, done.output
+        assert "image processor" in done.output and "correct preprocessor_config.json" in done.output
+
+    speed = ["--mode", "eager", "--rounds", 2, "--batch", 1, "--device", "cpu", "--out", tmp_path / "speed"]
+    done = call("speed", f"hf:{folder}", "tome:macs=0.6", *speed)
     assert done.exit_code == 0, done.output
-    assert any("has no image processor" in line for line in caplog.messages)
+
+
+def test_lines_about_a_folder_are_noted_once_in_a_process(place, tmp_path, caplog):
+    """The folder has no image processor, and weights in half precision."""
+    folder = folder_of(model_of("ViT with 5 classes, no biases").half(), tmp_path / "model")
+    setting = ["--suite", "folder", "--model", f"hf:{folder}", *pictures(place), "--jobs", 0, "--device", "cpu"]
+    done = call("run", *setting, "--plugin", "tome", "--macs", "0.8,0.6", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert sum("has no image processor" in line for line in caplog.messages) == 1
+    assert sum("float16 becomes float32" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.9 warns about its own reading
