@@ -2,108 +2,113 @@
 
     python benchmarks/patches.py RUN
 
-RUN is the folder of the runs that the page names, of one repetition. A difference of intersections over union is paired
-by picture: records of the same task, model and number of training images have the same test. Its 95 % interval is that
-of a mean of pseudo-values over pictures, as on boards.
+RUN is the folder of the runs that the page names. Differences of intersections over union are paired by picture and
+repetition, with 95 % intervals as on boards, which are not corrected for their number.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import click
-import numpy as np
-from scipy.stats import t
 from tabulate import tabulate
 
-from sparsebench.measure.patches import Overlap
-from sparsebench.records import store
-from sparsebench.records.record import Record, canonical, numbers_of
+from sparsebench.board import patches
+from sparsebench.board.comparison import Comparison, comparisons_of
+from sparsebench.board.reading import frame_of, over_seeds, read
+from sparsebench.records.record import canonical
+from sparsebench.stats.paired import Results, halves
+from sparsebench.stats.targets import combined
+from sparsebench.strategy.spec import label
 
-BACK = "returns=-1"
-PARTS = ("accuracy_relevant", "accuracy_irrelevant")
+RETURNS = "returns"
+"""The parameter of strategies for the block before which tokens come back; 0 without it."""
+PARTS = {"accuracy_relevant": "objects, %", "accuracy_irrelevant": "background, %"}
 
 
-class Way(NamedTuple):
-    """How a strategy is measured: its name, and the parameters of the task that differ."""
+class Options(NamedTuple):
+    """What differs between the results of one test: strategy and budget, and how what left is predicted."""
 
     strategy: str
+    params: str
+    budget: str
+    returns: int
     fill: str
     head: str
 
 
-def differences(records: dict[Way, Record]) -> Iterator[tuple[str, Record, Record]]:
-    """Yield what is compared, and the two records of which the first minus the second counts."""
-    for way, record in records.items():
-        name = way.strategy
-        usual = Way(name, "membership", "dense")
-        if way.head == "own" and usual in records:
-            yield f"{name}: own head - head of dense tokens", record, records[usual]
-        if way.fill == "nearest" and usual in records:
-            yield f"{name}: membership - nearest kept patch", records[usual], record
-        if way.head == "dense" and BACK in name:
-            dropped = way._replace(strategy=name.replace(f"({BACK})", ""))
-            if dropped in records:
-                yield f"{name}: comes back - stays away", record, records[dropped]
+class Measured(NamedTuple):
+    """The intersection over union of one strategy, and its accuracies on objects and background."""
+
+    iou: Results
+    accuracies: list[float]
 
 
-def scores(record: Record) -> tuple[list[int], np.ndarray]:
-    """Return the numbers of a record's pictures, and the (pictures,) pseudo-values of its intersection over union."""
-    outcomes = record.outcomes
-    assert outcomes is not None
-    predicted, labels, of_items = (
-        numbers_of(values, outcomes.n) for values in (outcomes.predicted, outcomes.label, outcomes.foreground)
-    )
-    pictures, units = np.unique(of_items, return_inverse=True)
-    return pictures.tolist(), Overlap.of(predicted, labels, units).scores()
+def measurements(comparison: Comparison) -> Iterator[tuple[Options, Measured]]:
+    """Yield what was measured in a comparison, by options."""
+    task, _ = comparison.params
+    accuracies = over_seeds(comparison.tested, dict.fromkeys(PARTS, "mean"))
+    for entry, iou in patches.results_of(comparison.tested).items():
+        row = comparison.every.loc[entry]
+        params = json.loads(row["strategy_params"])
+        returns = params.pop(RETURNS, 0)
+        options = Options(row["strategy_name"], canonical(params), row["budget"], returns, task["fill"], task["head"])
+        yield options, Measured(iou, accuracies.loc[entry].tolist())
 
 
-def interval(first: Record, second: Record) -> tuple[float, float, float]:
-    """Return the difference of two intersections over union in points, with the ends of its interval."""
-    (pictures, ours), (others, theirs) = scores(first), scores(second)
-    assert pictures == others
-    values = 100 * (ours - theirs)
-    mean, error = values.mean(), values.std(ddof=1) / np.sqrt(len(values))
-    half = t.ppf(0.975, len(values) - 1) * error
-    return mean, mean - half, mean + half
+def pairs(measured: dict[Options, Measured]) -> Iterator[tuple[str, Options, Options]]:
+    """Yield pairs of options that differ in one thing, with what the first has more than the second."""
+    for options in measured:
+        if options.head == "own":
+            yield "own head - head of dense tokens", options, options._replace(head="dense")
+        if options.fill == "nearest":
+            yield "membership - nearest kept patch", options._replace(fill="membership"), options
+        if options.returns:
+            yield "comes back - stays away", options, options._replace(returns=0)
 
 
-def test_of(record: Record) -> str:
-    """Return in one line what records of the same test and network share."""
-    cell = record.cell
-    task = {name: value for name, value in cell.task.params.items() if name not in ("fill", "head")}
-    network = [cell.model.model_dump(mode="json"), None if cell.init is None else cell.init.id]
-    return canonical([task, network, cell.precision, cell.n_train, cell.repetition])
-
-
-def tests(run: Path) -> dict[str, dict[Way, Record]]:
-    """Return the records with a result, by test and way."""
-    of_tests: dict[str, dict[Way, Record]] = {}
-    for record in store.read(run).values():
-        if record.outcomes is not None:
-            params = record.cell.task.params
-            way = Way(record.label, str(params["fill"]), str(params["head"]))
-            of_tests.setdefault(test_of(record), {})[way] = record
+def tests(run: Path) -> dict[str, tuple[bool, dict[Options, Measured]]]:
+    """Return for each test of a run whether it has one repetition, and what was measured, by options."""
+    of_tests: dict[str, tuple[bool, dict[Options, Measured]]] = {}
+    for comparison in comparisons_of(frame_of(read(run))):
+        if not comparison.labels_patches:
+            continue
+        task, model = comparison.params
+        others = {name: value for name, value in task.items() if name not in ("fill", "head")}
+        test = canonical([others, model, comparison.largest])
+        _, measured = of_tests.setdefault(test, (comparison.lone, {}))
+        measured.update(measurements(comparison))
     return of_tests
+
+
+def rows_of(lone: bool, measured: dict[Options, Measured]) -> Iterator[list[str]]:
+    """Yield a row for each pair of a test: the difference in points, and both accuracies, the second one first."""
+    for what, first, second in sorted(pairs(measured)):
+        if not {first, second} <= set(measured):
+            continue
+        difference = combined([(1.0, measured[first].iou), (-1.0, measured[second].iou)])
+        mean = 100 * sum(difference.means.values()) / len(difference.means)
+        half = 100 * float(halves([difference], lone)[0])
+        accuracies = zip(measured[second].accuracies, measured[first].accuracies, strict=True)
+        yield [
+            f"{label(first.strategy, json.loads(first.params))}, {first.budget}: {what}",
+            f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]",
+            *(f"{100 * before:.1f} to {100 * after:.1f}" for before, after in accuracies),
+        ]
 
 
 @click.command(help=__doc__)
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(run: Path) -> None:
     """Print the differences of each test."""
-    for test, records in tests(run).items():
-        rows = []
-        for name, first, second in sorted(differences(records), key=lambda each: each[0]):
-            row = [name, "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(first, second))]
-            for part in PARTS:
-                values = [record.metrics[part].value for record in (second, first)]
-                row.append(" to ".join("-" if value is None else f"{100 * value:.1f}" for value in values))
-            rows.append(row)
+    for number, (lone, measured) in enumerate(tests(run).values(), 1):
+        rows = list(rows_of(lone, measured))
         if rows:
-            print(test)
-            print(tabulate(rows, headers=["", "IoU, points", "objects, %", "background, %"], disable_numparse=True))
+            print(f"Test {number}\n")
+            print(tabulate(rows, ["", "IoU, points", *PARTS.values()], tablefmt="pipe", disable_numparse=True), "\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ COLUMNS = tuple(
 
 def columns_of(comparison: Comparison) -> pd.DataFrame:
     """Return the columns of predicted patches for each entry, except differences to random tokens, see `add_random`."""
-    results = _results_of(comparison.tested)
+    results = results_of(comparison.tested)
     rows = over_seeds(comparison.tested, dict.fromkeys(MEANS, "mean"))
     rows = rows.join(column_of_results("iou", results, comparison.lone))
     dense = entry_of_dense(comparison.records)
@@ -44,7 +44,7 @@ def columns_of(comparison: Comparison) -> pd.DataFrame:
 
 def add_random(rows: pd.DataFrame, comparison: Comparison, references: Mapping[int, int]) -> pd.DataFrame:
     """Return rows with the differences to random tokens; see `probes.add_random`."""
-    results = _results_of(comparison.tested)
+    results = results_of(comparison.tested)
     differences = {}
     for entry, random in references.items():
         if entry in results and random in results and entry != random:
@@ -55,7 +55,7 @@ def add_random(rows: pd.DataFrame, comparison: Comparison, references: Mapping[i
     return rows.drop(columns=list(values), errors="ignore").join(values)
 
 
-def _results_of(records: pd.DataFrame) -> dict[int, Results]:
+def results_of(records: pd.DataFrame) -> dict[int, Results]:
     """Return the intersection over union of each entry and seed, with a pseudo-value for each picture.
 
     A probe has one record for each entry and seed. Pictures are those of the objects, or whole test images.

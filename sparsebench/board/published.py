@@ -319,7 +319,7 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "", url: str
     )
     data = data_of(board)
     keys = {column["key"] for comparison in data["settings"] for column in comparison["columns"]}
-    captions = CAPTIONS | ({"tokens": CAPTION_OF_PREDICTIONS} if "iou" in keys else {})
+    captions = CAPTIONS | ({"tokens": CAPTION_OF_PREDICTIONS} if keys & {"iou", "accuracy_irrelevant"} else {})
     rows = board.by_task.rows
     # The page begins with the comparisons that have several budgets, or otherwise with the main comparison.
     opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings

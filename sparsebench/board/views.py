@@ -265,7 +265,7 @@ def _best_at_budgets(ranking: Ranking) -> list[Row]:
 
 
 def _unbeaten(pairs: paired.Pairs, places: Sequence[int], ranked: Sequence[Row]) -> list[int]:
-    """Return the places of the rows than which none is significantly better, the most accurate first."""
+    """Return the places of the rows that no other is significantly better than, the most accurate first."""
     better = pairs.among(places).better()
     unbeaten = [place for k, place in enumerate(places) if not better[:, k].any()]
     return sorted(unbeaten, key=lambda place: -ranked[place]["accuracy"])

@@ -107,19 +107,35 @@ def test_the_command_draws_them(out: Path, board: pd.DataFrame, tmp_path: Path) 
     assert "predicted classes of their patches" in page.read_text("utf-8") and "removed patches" not in page.read_text()
 
 
+@pytest.mark.slow
 def test_ways_back_and_heads_are_compared_in_pairs(tmp_path: Path) -> None:
-    """The differences of benchmarks/patches.py are those of the records, with an interval around them."""
-    for params in ("", ",fill=nearest", ",head=own"):
-        request = replace(asked(1), plugins=("tome",), tasks=(TASK + params,))
+    """Options that benchmarks/patches.py compares differ in one thing, and differences are those of the records."""
+    for params in ("", ",fill=nearest", ",head=own", ",fill=nearest,head=own"):
+        request = replace(asked(1), plugins=("tome", "attn_topk", "attn_topk:returns=-1"), tasks=(TASK + params,))
         runs.run_missing(request, Files(), Execution("cpu", jobs=0), Registry(), tmp_path)
-    (records,) = ways.tests(tmp_path).values()
-    iou = {(way.fill, way.head): record.metrics["iou"].value for way, record in records.items()}
-    usual = iou["membership", "dense"]
-    text = CliRunner().invoke(ways.main, [str(tmp_path)]).output
-    expected = {"membership": usual - iou["nearest", "dense"], "own head": iou["membership", "own"] - usual}
-    for name, value in expected.items():
-        (line,) = [line for line in text.splitlines() if line.startswith(f"tome: {name}")]
-        assert f"{100 * value:+.1f} [" in line
-    for _, first, second in ways.differences(records):
-        mean, low, high = ways.interval(first, second)
-        assert low < mean < high
+    ((_, measured),) = ways.tests(tmp_path).values()
+    for _, first, second in ways.pairs(measured):
+        assert sum(a != b for a, b in zip(first, second, strict=True)) == 1
+
+    def iou(fill: str, head: str, label: str = "tome") -> float:
+        (record,) = [
+            record
+            for record in store.read(tmp_path).values()
+            if (record.label, record.cell.task.params["fill"], record.cell.task.params["head"]) == (label, fill, head)
+        ]
+        return 100 * (record.metrics["iou"].value or 0)
+
+    done = CliRunner().invoke(ways.main, [str(tmp_path)])
+    assert done.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("|")] for line in done.output.splitlines() if "|" in line]
+    usual = iou("membership", "dense")
+    back = iou("membership", "dense", "attn_topk(returns=-1)") - iou("membership", "dense", "attn_topk")
+    expected = {
+        ("tome", "membership - nearest kept patch"): (2, usual - iou("nearest", "dense")),
+        ("tome", "own head - head of dense tokens"): (2, iou("membership", "own") - usual),
+        ("attn_topk", "comes back - stays away"): (4, back),
+    }
+    for (strategy, what), (number, value) in expected.items():
+        differences = [row[2] for row in rows if row[1].startswith(f"{strategy},") and row[1].endswith(what)]
+        assert len(differences) == number
+        assert any(text.startswith(f"{value:+.1f} [") for text in differences)

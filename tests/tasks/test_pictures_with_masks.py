@@ -201,6 +201,23 @@ def test_folders_of_training_and_test_pictures_are_used(tmp_path: Path, weights:
     assert data.test.foregrounds is not None and sorted(data.test.foregrounds) == [8, 9, 10, 11]
 
 
+def test_pictures_of_a_third_folder_need_no_masks_and_are_named(
+    tmp_path: Path, weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in public sets, whose test pictures come without masks."""
+    write(tmp_path, 12)
+    for kind in ("images", "masks"):
+        for place, path in enumerate(sorted((tmp_path / kind).iterdir())):
+            split = tmp_path / kind / ("train" if place < 6 else "val" if place < 9 else "test")
+            split.mkdir(exist_ok=True)
+            path.rename(split / path.name)
+    shutil.rmtree(tmp_path / "masks" / "test")
+    data = drawn(tmp_path, weights)
+    assert (len(data.train.labels), len(data.test.labels)) == (6, 3)
+    (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "images/test/09.jpg" in message and "images/train" in message and "images/val" in message
+
+
 def replace(root: Path, change: Callable[[Path], object]) -> None:
     change(root / "masks" / "03.png")
 

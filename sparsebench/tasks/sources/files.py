@@ -151,10 +151,10 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
     except Exception as error:  # Pillow does not document what its readers raise for damaged files
         if is_out_of_memory(error):
             raise MemoryError(f"{path} does not fit the memory") from error
-        raise BadPicturesError({str(path): reason_of(error)}) from error
+        raise BadPicturesError({str(path): reason_of_picture(error)}) from error
 
 
-def reason_of(error: Exception) -> str:
+def reason_of_picture(error: Exception) -> str:
     """Return in one line why a picture cannot be read, from what its reader raised."""
     from PIL import UnidentifiedImageError
 

@@ -29,7 +29,7 @@ from sparsebench.tasks.sources.files import (
     contents_of,
     listing,
     read_bytes,
-    reason_of,
+    reason_of_picture,
 )
 
 MASKED = "masked"
@@ -87,22 +87,28 @@ def locate(root: Path, skip_bad: bool) -> tuple[str, Path]:
 
 def _with_strays(listed: Contents) -> Contents:
     """Return a listing in which files that belong to no picture with a mask are noted."""
-    pairs = _pairs(listed)
-    in_pairs = {*pairs, *pairs.values()}
+    every, used = _every_pair(listed), _pairs(listed)
+    in_pairs = {*every, *every.values()}
     strays = [name for name in listed.pictures if name not in in_pairs]
-    train, test = _splits(pairs) or (list(pairs), [])
-    used = {*train, *test}
-    unused = [name for name in pairs if name not in used]
+    unused = [name for name in every if name not in used]
     others = dict(listed.others)
     if strays:
         others[f"neither pictures in {IMAGES} nor masks of them"] = strays
     if unused:
-        others["pictures in no folder for training or test"] = unused
+        folders = sorted({PurePosixPath(name).parts[1] for name in used})
+        others[f"pictures in neither {IMAGES}/{f' nor {IMAGES}/'.join(folders)}"] = unused
     return replace(listed, others=others)
 
 
 def _pairs(files: Contents) -> dict[str, str]:
-    """Return the mask of each picture, by their paths in the folder, sorted by picture."""
+    """Return the mask of each picture for training or test, by their paths in the folder."""
+    every = _every_pair(files)
+    splits = _splits(every)
+    return every if splits is None else {name: every[name] for split in splits for name in split}
+
+
+def _every_pair(files: Contents) -> dict[str, str]:
+    """Return the mask that each picture should have, by their paths in the folder, sorted by picture."""
     files_of = {_png(name): name for name in (*files.pictures, *files.left_out) if name.lower().endswith(SUFFIX)}
     pairs = dict[str, str]()
     for name in files.pictures:
@@ -227,7 +233,7 @@ def numbers_of(files: Contents) -> Mapping[str, Sequence[int]]:
         except Exception as error:  # Pillow does not document what its readers raise for damaged files
             if is_out_of_memory(error):
                 raise MemoryError(f"{path} does not fit the memory") from error
-            raise BadPicturesError({mask: reason_of(error)}) from error
+            raise BadPicturesError({mask: reason_of_picture(error)}) from error
         return [int(number) for number in np.unique(numbers)]
 
     text = f"{len(picture_of):,} masks to check"
