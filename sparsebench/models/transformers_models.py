@@ -735,6 +735,11 @@ def published(folder: Path) -> PretrainedCfg:
     Raises:
         UserError: the configuration or the image processor of the folder cannot be used.
     """
+    return _published(folder, _image_processor(folder))
+
+
+def _published(folder: Path, processor: Any) -> PretrainedCfg:
+    """Return `published` for a folder with this image processor, or with None."""
     model, config = _skeleton(folder)
     family = family_of(model)
     assert family is not None
@@ -745,7 +750,6 @@ def published(folder: Path) -> PretrainedCfg:
         mean=family.normalised["mean"],
         std=family.normalised["std"],
     )
-    processor = _image_processor(folder)
     if processor is None:
         return cfg
     with _in_one_line(f"the image processor of {folder} has no usual size, mean and std"):
@@ -760,8 +764,8 @@ def published_cut(folder: Path) -> PretrainedCfg:
     Raises:
         UserError: see `published`, or the image processor does something else.
     """
-    cfg = published(folder)
     processor = _image_processor(folder)
+    cfg = _published(folder, processor)
     if processor is None:
         what = f"pictures are squashed, and normalised as is usual for {cfg.architecture}"
         _warn_once(f"{folder} has no image processor ({PROCESSOR}): {what}")

@@ -87,6 +87,15 @@ def write(root: Path, n: int = 40) -> Path:
     return root
 
 
+def put_into_splits(root: Path, split_of: Callable[[int], str]) -> None:
+    """Move the pictures and masks of a folder into subfolders, by their places."""
+    for kind in ("images", "masks"):
+        for place, path in enumerate(sorted((root / kind).iterdir())):
+            split = root / kind / split_of(place)
+            split.mkdir(exist_ok=True)
+            path.rename(split / path.name)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("masked"))
@@ -168,13 +177,9 @@ def test_pixels_to_ignore_are_not_judged(folder: Path, weights: Path, tmp_path: 
 def test_a_head_that_cannot_be_learned_leaves_those_of_more_pictures(weights: Path, tmp_path: Path) -> None:
     """Only one of the training pictures has an object, so that two pictures have patches of one class."""
     write(tmp_path / "pictures", 24)
-    for kind in ("images", "masks"):
-        for place, path in enumerate(sorted((tmp_path / "pictures" / kind).iterdir())):
-            split = tmp_path / "pictures" / kind / ("train" if place < 20 else "val")
-            split.mkdir(exist_ok=True)
-            if kind == "masks" and place < 19:
-                save(path, np.zeros(np.asarray(Image.open(path)).shape, int), "8 bits")
-            path.rename(split / path.name)
+    for path in sorted((tmp_path / "pictures" / "masks").iterdir())[:19]:
+        save(path, np.zeros(np.asarray(Image.open(path)).shape, int), "8 bits")
+    put_into_splits(tmp_path / "pictures", lambda place: "train" if place < 20 else "val")
     records = executed(tmp_path / "pictures", weights, tmp_path / "out", n_train=(2, 20))
     status = {(record.label, record.cell.n_train): record.status for record in records}
     assert status == {("dense", 2): "failed", ("oracle", 2): "failed", ("dense", 20): "ok", ("oracle", 20): "ok"}
@@ -191,11 +196,7 @@ def test_the_background_may_have_another_number_or_none(folder: Path, weights: P
 
 def test_folders_of_training_and_test_pictures_are_used(tmp_path: Path, weights: Path) -> None:
     write(tmp_path, 12)
-    for kind in ("images", "masks"):
-        for place, path in enumerate(sorted((tmp_path / kind).iterdir())):
-            split = tmp_path / kind / ("training" if place < 8 else "validation")
-            split.mkdir(exist_ok=True)
-            path.rename(split / path.name)
+    put_into_splits(tmp_path, lambda place: "training" if place < 8 else "validation")
     data = drawn(tmp_path, weights)
     assert (len(data.train.labels), len(data.test.labels)) == (8, 4)
     assert data.test.foregrounds is not None and sorted(data.test.foregrounds) == [8, 9, 10, 11]
@@ -206,11 +207,7 @@ def test_pictures_of_a_third_folder_need_no_masks_and_are_named(
 ) -> None:
     """As in public sets, whose test pictures come without masks."""
     write(tmp_path, 12)
-    for kind in ("images", "masks"):
-        for place, path in enumerate(sorted((tmp_path / kind).iterdir())):
-            split = tmp_path / kind / ("train" if place < 6 else "val" if place < 9 else "test")
-            split.mkdir(exist_ok=True)
-            path.rename(split / path.name)
+    put_into_splits(tmp_path, lambda place: "train" if place < 6 else "val" if place < 9 else "test")
     shutil.rmtree(tmp_path / "masks" / "test")
     data = drawn(tmp_path, weights)
     assert (len(data.train.labels), len(data.test.labels)) == (6, 3)
@@ -360,11 +357,7 @@ def test_masks_of_one_number_give_a_board(
     """Without an object in the test there is accuracy and no intersection over union; else a reason why it failed."""
     root, out = tmp_path / "pictures", tmp_path / "out"
     write(root, 12)
-    for kind in ("images", "masks"):
-        for place, path in enumerate(sorted((root / kind).iterdir())):
-            split = root / kind / ("train" if place < 8 else "val")
-            split.mkdir(exist_ok=True)
-            path.rename(split / path.name)
+    put_into_splits(root, lambda place: "train" if place < 8 else "val")
     blank(root, number, splits)
     for record in executed(root, weights, out):
         assert record.failure is None or words in record.failure.reason

@@ -87,7 +87,8 @@ def locate(root: Path, skip_bad: bool) -> tuple[str, Path]:
 
 def _with_strays(listed: Contents) -> Contents:
     """Return a listing in which files that belong to no picture with a mask are noted."""
-    every, used = _every_pair(listed), _pairs(listed)
+    every = _every_pair(listed)
+    used = _for_training_or_test(every)
     in_pairs = {*every, *every.values()}
     strays = [name for name in listed.pictures if name not in in_pairs]
     unused = [name for name in every if name not in used]
@@ -102,9 +103,13 @@ def _with_strays(listed: Contents) -> Contents:
 
 def _pairs(files: Contents) -> dict[str, str]:
     """Return the mask of each picture for training or test, by their paths in the folder."""
-    every = _every_pair(files)
-    splits = _splits(every)
-    return every if splits is None else {name: every[name] for split in splits for name in split}
+    return _for_training_or_test(_every_pair(files))
+
+
+def _for_training_or_test(pairs: dict[str, str]) -> dict[str, str]:
+    """Return the pairs whose pictures are for training or test: all, unless there are subfolders with both."""
+    splits = _splits(pairs)
+    return pairs if splits is None else {name: pairs[name] for split in splits for name in split}
 
 
 def _every_pair(files: Contents) -> dict[str, str]:
