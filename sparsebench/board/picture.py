@@ -296,19 +296,34 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     if others:
         notes.append("Grey: all others.")
     notes += notes_on_references(looks, width)
+    columns = 4 if width == "two" else 2
+    legend_height = 0.2 * max(1, math.ceil(len(looks) / columns))
+    heights = [style.HEIGHTS[width], legend_height]
     with sheet(width):
-        figure = new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
-        panels = {"worst_group_accuracy": "accuracy of the worst group, %", "aligned_gap": "spurious gap, points"}
-        for axis, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        figure = new_figure(width, sum(heights), title, " ".join(notes))
+        # The legend has a place of its own: within a chart it would hide lines, which go everywhere.
+        places = figure.subplot_mosaic([["worst", "gap"], ["legend", "legend"]], height_ratios=heights)
+        charts = {
+            "worst_group_accuracy": (places["worst"], "accuracy of the worst group, %"),
+            "aligned_gap": (places["gap"], "spurious gap, points"),
+        }
+        for key, (axis, label) in charts.items():
             for name in [*others, *looks]:
                 _plot_gap(axis, name, pd.concat([dense, lines[name]]), key, looks.get(name))
             axis.set_ylabel(label)
-            axis.set_xlabel("MACs spent, share of dense")
+            axis.set_xlabel("MACs spent, share of dense" if width == "two" else "MACs, share of dense")
             axis.set_xlim(1, gaps.points["macs_ratio_with_gap"].min() - 0.02)
             axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(axis="y")
-        if looks:
-            figure.axes[0].legend(loc="best", ncols=1 + len(looks) // 9, handlelength=3, columnspacing=1.2)
+        places["legend"].axis("off")
+        places["legend"].legend(
+            *places["worst"].get_legend_handles_labels(),
+            loc="center left",
+            ncols=columns,
+            handlelength=3,
+            columnspacing=1.2,
+            borderpad=0,
+        )
     return figure
 
 

@@ -110,7 +110,7 @@ def test_the_gap_at_one_budget_has_its_range_over_schedules(board: tuple[pd.Data
 
 def test_the_picture_of_gaps_shows_them_over_budgets(board: tuple[pd.DataFrame, Path]) -> None:
     figure = draw(gather(board[1]), "gap")
-    worst, gap = figure.axes
+    worst, gap, _ = figure.axes
     lines = {line.get_label(): line for line in gap.get_lines()}
     rows = board[0].dropna(subset="aligned_gap").set_index(["strategy", "budget"])
     expected = [
