@@ -49,6 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return out, call("run", *PLUGINS, *SMALL, "--out", out, "--jobs", 0, "--format", "csv")
 
 
+@pytest.mark.integration
 def test_commands_that_run_no_cell_import_no_torch_and_no_dask(finished: tuple[Path, Result], tmp_path: Path) -> None:
     lines = (
         "--help", "run --help", "--version", "list", "list tasks", "list models", "list suites", "list observers",

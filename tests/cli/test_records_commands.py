@@ -77,6 +77,7 @@ def test_a_board_goes_to_a_file_or_a_pipe(few: Path, tmp_path: Path) -> None:
     assert shown.stdout_bytes == (tmp_path / "new" / "board").read_bytes() and b"dense" in shown.stdout_bytes
 
 
+@pytest.mark.integration
 def test_a_page_is_not_for_the_terminal(few: Path) -> None:
     leader, follower = os.openpty()
     command = [sys.executable, "-m", "sparsebench", "leaderboard", str(few), "--format", "html"]

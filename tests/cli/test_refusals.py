@@ -46,6 +46,7 @@ def test_a_path_that_is_too_long_is_one_line(words: list[str]) -> None:
     assert done.stderr.startswith("Error: system error: File name too long, 'a") and len(done.stderr) < 400
 
 
+@pytest.mark.integration
 def test_a_full_standard_output_is_one_line() -> None:
     done = shell(LIST, ">/dev/full")
     assert done.returncode == 2
@@ -54,11 +55,13 @@ def test_a_full_standard_output_is_one_line() -> None:
     }
 
 
+@pytest.mark.integration
 def test_a_closed_standard_output_is_no_mistake() -> None:
     done = shell(LIST, ">&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", [["list"], ["export", str(QUICK)]], ids=["list", "export"])
 def test_a_reader_that_has_enough_is_no_mistake(words: list[str]) -> None:
     done = shell(["sh", "-c", '"$@" | head -c 1', "sh", *LIST[:3], *words])

@@ -77,6 +77,7 @@ print(json.dumps(answer))
     return json.loads(done.stdout)
 
 
+@pytest.mark.integration
 def test_a_strategy_is_loaded_alone_and_without_torch(tmp_path: Path) -> None:
     """Asking for one strategy imports no other and listing imports no torch."""
     (tmp_path / "json.py").write_text(GOOD)  # the name of a module that others import

@@ -131,6 +131,7 @@ def test_a_manifest_with_what_submit_refuses_is_rejected(sound: Path, tmp_path: 
     assert verdict.badge == "rejected" and all(line.isprintable() for line in verdict.why)
 
 
+@pytest.mark.integration
 def test_a_terminal_is_asked_and_asked_again(out: Path, tmp_path: Path) -> None:
     """The command runs in a pseudo-terminal, whose other end answers."""
     answers = ["Ada L.; Bo", "", "nowhere", "https://p.example/1", "", "MIT", "a note"]

@@ -208,6 +208,7 @@ def test_mistakes_are_one_line(
     assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
 
 
+@pytest.mark.integration
 def test_verifying_imports_no_torch_and_no_plugin(sound: Path) -> None:
     code = (
         "import sys; from sparsebench.cli import main; main(['verify', sys.argv[1], '--json'], standalone_mode=False); "

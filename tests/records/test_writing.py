@@ -42,6 +42,7 @@ for k in range(first, first + number):
 """
 
 
+@pytest.mark.integration
 def test_what_writers_that_were_killed_acknowledged_is_there(tmp_path: Path, make_record: Make) -> None:
     writers, victims, number, endless = 4, 2, 100, 10**6
     (tmp_path / "one.json").write_text(make_record().model_dump_json())
@@ -149,6 +150,7 @@ def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
     assert store.summaries(tmp_path) == summaries and rows_in(tmp_path) == rows
 
 
+@pytest.mark.integration
 def test_a_segment_that_is_written_is_not_sealed_and_a_dead_writers_is(tmp_path: Path, make_record: Make) -> None:
     code = "import sys; from pathlib import Path; from sparsebench.records import store; w = store.Writer(Path('.')); "
     code += "w.append(store.parse(sys.argv[1].encode())); print('there', flush=True); sys.stdin.read()"

@@ -83,7 +83,7 @@ def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {job.cell.id: what_was_measured(record) for job in jobs for record in inline([job], Registry(), out)}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.integration)])
 def test_cells_give_what_each_gives_alone(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int
 ) -> None:

@@ -52,6 +52,7 @@ def test_several_that_want_a_file_at_once_compute_it_once(tmp_path: Path) -> Non
         assert result.train.dtype == np.float16 and (result.train == 1).all()
 
 
+@pytest.mark.integration
 def test_a_process_that_is_killed_leaves_the_file_to_the_next(tmp_path: Path) -> None:
     path = tmp_path / "features" / "name.safetensors"
     results: list[Probed] = []

@@ -17,7 +17,10 @@ from sparsebench.runner.devices import variables
 from sparsebench.runner.process import Server, Worker
 from sparsebench.runner.process import server as shared_server
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux only"),
+]
 
 CLINGS = """
 import os, signal, sys, time

@@ -93,6 +93,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.integration
 def test_a_cell_of_another_run_is_left_to_it(tmp_path: Path) -> None:
     """A cell that another run is at is left to it and done when that has died."""
     plan = planned(tmp_path)

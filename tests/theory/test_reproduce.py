@@ -422,6 +422,7 @@ def test_trials_without_an_answer_leave_1_and_where_to_read_why(tmp_path, monkey
     assert "2 of 4 trials have no answer and are left out; failed: it broke" in (out / "verdicts.md").read_text()
 
 
+@pytest.mark.integration
 def test_help_imports_nothing_large_and_drawing_again_no_torch(tmp_path):
     code = f"""
 import sys
