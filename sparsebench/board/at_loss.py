@@ -146,7 +146,10 @@ def _of_records(main: Comparison, entries: pd.Index) -> np.ndarray | None:
 
 def _legend(main: Comparison, times: Times | None) -> list[str]:
     """Return lines on intervals, and on where the speeds come from."""
-    lines = ["Curves are interpolated linearly between budgets and dense. [ ]: 95 % intervals over seeds and items."]
+    lines = [
+        "Curves are interpolated linearly between budgets and dense. "
+        "[ ]: 95 % intervals over seeds and items (one seed: items alone)."
+    ]
     if times is not None:
         return [
             *lines,

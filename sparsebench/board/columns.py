@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ RANK_ENDS = ("rank_low", "rank_high")
 LIMITS = "numbers of images"
 """Key of the smallest and the largest number of training images of a row's images to target."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
+DIGITS = 6
+"""Significant digits of numbers in the data of pages, and of percentages before they are rounded."""
 TOLERANCE = 0.02
 """Relative deviation of the realised MACs from the budget above which the board shows the realised MACs."""
 Row = dict[str, Any]
@@ -130,7 +133,7 @@ ALL_COLUMNS = (
     ),
     Column(
         "random_delta",
-        "gain over random tokens",
+        "gain over random at its site",
         "points",
         "difference of accuracy to random tokens at the same budget: to random for strategies that act at the input, "
         "to random_inside for others",
@@ -139,7 +142,7 @@ ALL_COLUMNS = (
     ),
     Column(
         "versus_random",
-        "vs random tokens",
+        "vs random at its site",
         "text",
         "better, worse or not significant, corrected for all differences to random tokens, as intervals are not",
         False,
@@ -459,8 +462,10 @@ def rank_text(low: int, high: int) -> str:
 
 def points(share: float) -> str:
     """Return a difference of fractions in points, with its sign."""
-    text = f"{100 * share:+.1f}"
-    return text if float(text) else "0.0"
+    text = _percent(share)
+    if not float(text):
+        return "0.0"
+    return text if share < 0 else f"+{text}"
 
 
 def file_value(row: Row, key: str) -> Any:
@@ -501,7 +506,9 @@ def _three_digits(x: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+    """Return a fraction in percent. Ties are rounded away from zero, as the scripts of pages round them."""
+    percent = Decimal(100 * float(f"{share:.{DIGITS}g}"))
+    return str(percent.quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 FORMS: dict[Shown, str | Callable[[float], str]] = {

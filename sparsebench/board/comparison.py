@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -344,7 +345,12 @@ def comparisons_of(frame: pd.DataFrame) -> list[Comparison]:
     for comparison in _with_equal_parameters(frame):
         groups[comparison.task, comparison.model].append(comparison)
     comparisons = [named for group in groups.values() for named in _with_distinct_names(group)]
-    return sorted(comparisons, key=lambda one: (one.source, one.setting, one.n_train, one.track))
+    return sorted(comparisons, key=lambda one: (one.source, _with_padding(one.setting), one.n_train, one.track))
+
+
+def _with_padding(text: str) -> str:
+    """Return a text with zeros before its whole numbers, so that 56 is before 168."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(20), text)
 
 
 def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
@@ -497,7 +503,7 @@ def _about_data(comparison: Comparison, dense: pd.DataFrame, with_share: bool) -
     where = ", ".join(filter(None, (comparison.board, f"task {comparison.task}")))
     parts = [f"{pictures} ({where})" if pictures else where]
     pixels = task.get("canvas")
-    patch = model.get("patch")
+    patch = model.get("patch", task.get("patch"))
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be those of any plugin
         parts.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
     tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
@@ -529,8 +535,7 @@ def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
     """Return how many networks of which model there are, with their size and names."""
     _, model = comparison.params
     parts = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
-    if comparison.is_probe:
-        parts = [str(model[name]) for name in ("arch", "weights") if model.get(name)] + parts
+    parts = [str(model[name]) for name in ("arch", "weights") if model.get(name)] + parts
     weights = dense["parameters"].mean()
     if weights > 0:
         parts.append(f"{weights / 1e6:.2g} M weights")

@@ -125,7 +125,8 @@ def draw(
         if quantity == ACCURACY:
             over_budgets = _accuracy_curves(ranking.every, ranking.curves, header, strategies, width, board.third_party)
         elif quantity == GAP:
-            over_budgets = _gap_curves(ranking.every, ranking.curves, header, strategies, width, board.third_party)
+            gaps = gaps_over_budgets(ranking.every)
+            over_budgets = None if gaps is None else gap_curves(gaps, header, strategies, width)
         if over_budgets is not None:
             return over_budgets
         # One row for each strategy, at the budget nearest to one half; without curves all rows are drawn.
@@ -184,21 +185,6 @@ def _accuracy_curves(
     if not any(len(line.x) > 1 for line in lines.values()):
         return None
     return curves(rows, over, title, strategies, width, third_party, lines)
-
-
-def _gap_curves(
-    rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str], width: str, third_party: Collection[str]
-) -> Figure | None:
-    """Return the picture of `gap_curves`; None without gaps at several budgets.
-
-    By default it names the strategies that the picture of accuracies names, if they have gaps.
-    """
-    gaps = gaps_over_budgets(rows)
-    if gaps is None:
-        return None
-    with_gap = set(gaps.rows.index)
-    by_default = [name for name in main_strategies(rows, over, third_party) if name in with_gap]
-    return gap_curves(gaps, title, strategies or by_default, width)
 
 
 def _values(rows: pd.DataFrame, column: Column) -> pd.DataFrame:
@@ -278,7 +264,7 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     Args:
         gaps: the gaps over budgets.
         title: description of data, networks and track.
-        strategies: the strategies to name.
+        strategies: the strategies to name; by default those with the most accurate worst group, mean over budgets.
         width: "one" or "two" columns of a paper.
 
     Raises:
@@ -286,15 +272,19 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     """
     lines = {str(name): points for name, points in gaps.points.groupby("name") if name != DENSE}
     dense = gaps.points[gaps.points["name"] == DENSE]
-    chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
+    chosen = [name for name in dict.fromkeys(strategies) if name != DENSE] or _best_of_worst_group(gaps)
     _check(chosen, lines)
     check_number(chosen)
     looks = looks_of(lines, chosen)
     others = [name for name in lines if name not in looks]
 
-    notes = [GAP_IS, "Bars: 95 % intervals."]
+    notes = [f"{GAP_IS} A small gap is good only if the worst group is accurate."]
+    if "aligned_gap_low" in gaps.points:
+        notes.append("Bars of the gap: 95 % intervals.")
     if others:
         notes.append("Grey: all others.")
+    if not strategies:
+        notes.append("In colour: those with the most accurate worst group, mean over budgets.")
     notes += notes_on_references(looks, width)
     columns = 4 if width == "two" else 2
     legend_height = 0.2 * max(1, math.ceil(len(looks) / columns))
@@ -316,7 +306,7 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
             axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(axis="y")
         places["legend"].axis("off")
-        places["legend"].legend(
+        legend = places["legend"].legend(
             *places["worst"].get_legend_handles_labels(),
             loc="center left",
             ncols=columns,
@@ -324,7 +314,19 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
             columnspacing=1.2,
             borderpad=0,
         )
+        legend.set_in_layout(False)  # it is wider than the charts, which would become narrower
     return figure
+
+
+def _best_of_worst_group(gaps: Gaps) -> list[str]:
+    """Return the strategies with the most accurate worst group, mean over budgets; baselines and oracles are left out.
+
+    Strategies without a point at some budget are left out too.
+    """
+    points = gaps.points[gaps.points["kind"] == "deployable"]
+    of_strategies = points.groupby("name")["worst_group_accuracy"].agg(["mean", "size"])
+    complete = of_strategies[of_strategies["size"] == len(gaps.budgets)]
+    return complete["mean"].nlargest(NAMED_BY_DEFAULT).index.tolist()
 
 
 def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style.Series | None) -> None:

@@ -31,6 +31,7 @@ from sparsebench.board.columns import (
     ALL_COLUMNS,
     BY_KEY,
     BY_TASK,
+    DIGITS,
     NOT_RANKED,
     WORDS,
     Column,
@@ -39,7 +40,7 @@ from sparsebench.board.columns import (
     file_value,
     text_of,
 )
-from sparsebench.board.judge import RANDOM_TOKENS
+from sparsebench.board.judge import RANDOM_TOKENS, Ranking
 from sparsebench.board.over_budgets import Curves
 from sparsebench.board.reading import DENSE, NO_BADGES
 from sparsebench.board.tables import Table, legend_of, render, with_values
@@ -118,7 +119,13 @@ TERMS = (
     (
         "oracle",
         "oracle",
-        "knows which tokens are relevant. It shows what an ideal choice of tokens reaches, and is not ranked.",
+        "knows which tokens are relevant, and removes others first. It is not ranked. Where all tokens are relevant, "
+        "it removes random ones.",
+    ),
+    (
+        "variant",
+        "variant",
+        "yes marks a strategy that is not exactly the published method. The notes say how it differs.",
     ),
     (
         "versus_random",
@@ -149,7 +156,7 @@ WIDER = "The table is wider than the page: scroll or swipe it sideways."
 KNOWN = {column.key for column in ALL_COLUMNS}
 SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 """The first of these that was measured sorts a table of the page."""
-DIGITS, GIGA = 6, 1e9
+GIGA = 1e9
 TEMPLATES = Environment(
     loader=PackageLoader("sparsebench.board", "assets"),
     autoescape=True,
@@ -322,7 +329,7 @@ def page(board: Board, docs: str = "", title: str = "", link: str = "", url: str
     captions = CAPTIONS | ({"tokens": CAPTION_OF_PREDICTIONS} if keys & {"iou", "accuracy_irrelevant"} else {})
     rows = board.by_task.rows
     # The page begins with the comparisons that have several budgets, or otherwise with the main comparison.
-    opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
+    opening = [ranking for ranking in _in_order(board) if ranking.curves is not None] or board.judged.rankings
     first = [(ranking.comparison.title, views.best(ranking)) for ranking in opening]
     suites = f": {', '.join(board.suites)}" if board.suites else ""
     content = TEMPLATES.get_template("page.html").render(
@@ -368,12 +375,16 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+def _in_order(board: Board) -> list[Ranking]:
+    """Return the rankings of all comparisons: those with charts first, and of these that of the main task."""
+    main = [ranking.comparison for ranking in board.judged.rankings]
+    return sorted(board.by_task.rankings, key=lambda one: (one.curves is None, one.comparison not in main))
+
+
 def data_of(board: Board) -> dict[str, Any]:
     """Return the data for the page's scripts: columns and rows for each task and model."""
-    # Comparisons with charts come first.
-    rankings = sorted(board.by_task.rankings, key=lambda ranking: ranking.curves is None)
     comparisons = []
-    for ranking in rankings:
+    for ranking in _in_order(board):
         chart = _chart_data(ranking.every, ranking.curves, board.third_party)
         table = _table_data(ranking.every, ranking.curves, board.by_task.columns)
         comparisons.append(chart | {"title": ranking.comparison.title} | table)

@@ -67,8 +67,8 @@ def _points(ranking: Ranking) -> Points | None:
     key = next((key for key in QUANTITIES if key in ranking.every and ranking.every[key].notna().any()), None)
     if key is None:
         return None
-    rows = ranking.every[["strategy", "budget", "kind", key, f"{key}_low", f"{key}_high"]]
-    rows.columns = pd.Index(["strategy", "budget", "kind", "value", "low", "high"])
+    rows = ranking.every[["strategy", "asked", "kind", key, f"{key}_low", f"{key}_high"]]
+    rows.columns = pd.Index(["strategy", "asked", "kind", "value", "low", "high"])
     relevant = over_seeds(comparison.tested, {"selection_precision": "mean"})["selection_precision"]
     rows = rows.assign(relevant=relevant).astype({"value": float, "low": float, "high": float})
     rows = rows[rows["value"].notna() & rows["relevant"].notna()]
@@ -141,7 +141,7 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two") -> Fi
 
 
 CAPTION = (
-    "A point is a strategy at a budget; bars are 95 % intervals. Triangles lie beyond the numbers tried. "
+    "A point is a strategy at a budget; bars are 95 % intervals. Hollow triangles lie beyond the numbers tried. "
     "rho: Spearman's rank correlation of all points, with its 95 % interval over strategies."
 )
 
@@ -201,8 +201,10 @@ def _set_texts(axis: Axes, points: Points, value: pd.Series, named: Sequence[str
     """Write the names of some points at their heights `value`, the title with the correlation, and the labels."""
     rows = points.rows
     for entry in rows.index[rows["strategy"].isin(named)]:
+        asked = rows.loc[entry, "asked"]
+        budget = f" {asked:g}" if asked < 1 else ""  # dense has none
         axis.annotate(
-            plain(str(rows.loc[entry, "strategy"])),
+            plain(f"{rows.loc[entry, 'strategy']}{budget}"),
             (rows.loc[entry, "relevant"], value[entry]),
             xytext=(4, 4),
             textcoords="offset points",

@@ -67,7 +67,7 @@ ROOM = 12
 """Characters that a clipped text keeps at least."""
 LONG = {"authors": 24}
 """Keys of columns whose texts are clipped first, and the characters that they keep."""
-INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
+INTERVALS = "[ ]: 95 % intervals over seeds and items (one seed: items alone), not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees a formula. Full-width signs count, and semicolons divide cells in many countries."""
 _RANGE = re.compile(r"(\d+)-(\d+)")

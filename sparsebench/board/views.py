@@ -83,12 +83,17 @@ BEST = (
         "random",
         "random tokens",
         "percent",
-        "accuracy of random tokens at the same budget, dropped at the input or inside the network, where it is higher; "
-        "all other columns are of the most accurate strategy, with gains computed before rounding",
+        "accuracy of random tokens at the same budget, dropped at the input or inside the network, where it is higher",
     ),
     BY_KEY["random_delta"]._replace(heading="gain over them", what=""),
     BY_KEY["speed_up"],
-    Column("equal", "statistically tied with it", "text", ""),
+    Column(
+        "equal",
+        "statistically tied with it",
+        "text",
+        "others at this budget that none is significantly better than, without baselines, the most accurate first; "
+        "corrected for all pairs of rows",
+    ),
 )
 """Columns of the table of the best strategies at each budget."""
 PAPER = (
@@ -224,17 +229,27 @@ def best(ranking: Ranking, title: str = "") -> Table:
     rows += _best_at_budgets(ranking)
     devices = {row["device"] for row in every} - {None}
     where = ", ".join(["on the same machine", *sorted(devices)])
-    speed = f"images/s divided by dense's {where}; below 1 is slower than dense, - is not measured"
+    speed = f"images/s divided by dense's {where}; - is not measured"
     columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
     return Table(
         rows,
         columns,
         title,
         above=about(ranking.comparison),
-        below=against_random(ranking),
+        below=" ".join(filter(None, (against_random(ranking), _variants(ranking, rows)))),
         main=False,
         explained=True,
     )
+
+
+def _variants(ranking: Ranking, rows: Sequence[Row]) -> str:
+    """Return a sentence that names the variants of published methods among the most accurate; "" if there are none."""
+    every = ranking.every
+    variants = set(every.loc[every["variant"] == "yes", "strategy"])
+    names = [name for name in dict.fromkeys(row["best"] for row in rows) if name in variants]
+    if not names:
+        return ""
+    return plain(f"Not exactly the published method (variant): {', '.join(names)}.", 1000)
 
 
 def _best_at_budgets(ranking: Ranking) -> list[Row]:
@@ -403,7 +418,7 @@ def _columns_of_curves(ranking: Ranking, board: Curves, judged: Leaderboard) -> 
         BY_KEY["kept_accuracy"],
         BY_KEY["macs_at_2"],
         *map(accuracy_at, board.budgets),
-        BY_KEY["random_delta"]._replace(heading=f"gain over random tokens {suffix}"),
+        BY_KEY["random_delta"]._replace(heading=f"{BY_KEY['random_delta'].heading} {suffix}"),
         BY_KEY["versus_random"],
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {suffix}"),
     ]

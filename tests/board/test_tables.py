@@ -82,7 +82,7 @@ def test_markdown_joins_values_and_intervals() -> None:
     assert shown["rank"] == "1-3" and shown["strategy"] == "mine(a_b=1)" and shown["seeds"] == "5"
     assert shown["accuracy, %"] == "33.3 [25.0, 40.0]" and shown["MACs / dense"] == "0.501"
     assert shown["N50"] == "12.3 [8, not reached]"
-    assert shown["gap reduction, points"] == "-6.2 [-10.0, +10.0]" and shown["images/s"] == "12,346"
+    assert shown["gap reduction, points"] == "-6.3 [-10.0, +10.0]" and shown["images/s"] == "12,346"
     assert shown["gap, %"] == "50.0 [37.5, 62.5]" and shown["average - worst, %"] == "25.0"
     assert shown["vs dense"] == "better" and "its reduction" not in shown  # files have its column
     shown = dict(zip(cells(header), cells(oracle), strict=True))

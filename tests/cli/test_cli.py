@@ -226,6 +226,7 @@ def test_a_wrong_option_leaves_with_2_and_one_line(
     assert dry.output == real.output and not (tmp_path / "out").exists()
 
 
+@pytest.mark.integration
 def test_an_unwritable_folder_exits_with_2_before_any_cell(tmp_path: Path) -> None:
     """A folder that cannot be written leaves with 2 before anything runs."""
     (tmp_path / "file").write_bytes(b"")

@@ -117,6 +117,7 @@ def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
     assert {record.cell_id: what_was_measured(record) for record in together.values()}.items() <= alone.items()
 
 
+@pytest.mark.integration
 def test_leaving_a_run_in_the_middle_ends_its_workers(tmp_path: Path) -> None:
     records = local(jobs_of(seeds=50), 1, tmp_path)
     next(records)

@@ -19,6 +19,7 @@ def named(sample, limit=60.0):
     return bad.check, bad.status, bad.message, report
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("sample", "limit", "check", "status", "says"),
     [
