@@ -129,7 +129,7 @@ TERMS = (
     ),
     (
         "versus_random",
-        "vs random tokens",
+        "vs random at its site",
         "says whether the difference is significant, corrected for all strategies.",
     ),
     (

@@ -24,7 +24,6 @@ from sparsebench.stats import style
 from sparsebench.stats.intervals import BELOW, Interval, percentiles
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -136,23 +135,14 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two") -> Fi
         for place, points in enumerate(tasks, 1):
             axis = figure.add_subplot(len(tasks), 1, place)
             _draw_points(axis, points, (*ALWAYS_NAMED, *strategies))
-        _add_legend(figure.axes)
     return figure
 
 
 CAPTION = (
-    "A point is a strategy at a budget; bars are 95 % intervals. Hollow triangles lie beyond the numbers tried. "
-    "rho: Spearman's rank correlation of all points, with its 95 % interval over strategies."
+    "A point is a strategy at a budget; bars are 95 % intervals. Circles: strategies. Squares: baselines. Filled "
+    "triangles: oracles, which know the relevant tokens. Diamonds: dense. Hollow triangles lie beyond the numbers "
+    "tried. rho: Spearman's rank correlation of all points, with its 95 % interval over strategies."
 )
-
-
-def _add_legend(axes: Sequence[Axes]) -> None:
-    """Name each kind of point once, in the first chart; charts may have different kinds."""
-    by_label: dict[str, Artist] = {}
-    for axis in axes:
-        handles, labels = axis.get_legend_handles_labels()
-        by_label |= dict(zip(labels, handles, strict=True))
-    axes[0].legend(by_label.values(), by_label.keys(), loc="best", handletextpad=0.1)
 
 
 def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
@@ -162,12 +152,11 @@ def _draw_points(axis: Axes, points: Points, named: Sequence[str]) -> None:
     use_logarithm(axis, "y")
     axis.set_ylim(bottom / MARGIN, top * MARGIN)
     rows = _within(points.rows, bottom, top)
-    for kind, (words, color, marker) in {**LOOK_OF_KIND, DENSE: (DENSE, style.BLACK, "D")}.items():
+    for kind, (_, color, marker) in {**LOOK_OF_KIND, DENSE: (DENSE, style.BLACK, "D")}.items():
         of_kind = rows[rows["kind"] == kind]
         if of_kind.empty:
             continue
         axis.vlines(of_kind["relevant"], of_kind["low"], of_kind["high"], color=color, linewidth=0.8, alpha=0.6)
-        axis.plot([], [], marker, color=color, label=words)  # for the legend, also if all points lie beyond
         inside = of_kind[~of_kind["above"] & ~of_kind["below"]]
         above = of_kind[of_kind["above"]]
         below = of_kind[of_kind["below"]]
@@ -200,11 +189,17 @@ def _within(rows: pd.DataFrame, bottom: float, top: float) -> pd.DataFrame:
 def _set_texts(axis: Axes, points: Points, value: pd.Series, named: Sequence[str]) -> None:
     """Write the names of some points at their heights `value`, the title with the correlation, and the labels."""
     rows = points.rows
+    texts = set()
     for entry in rows.index[rows["strategy"].isin(named)]:
         asked = rows.loc[entry, "asked"]
         budget = f" {asked:g}" if asked < 1 else ""  # dense has none
+        text = plain(f"{rows.loc[entry, 'strategy']}{budget}")
+        # Several schedules at one budget, which are near each other, have one text.
+        if text in texts:
+            continue
+        texts.add(text)
         axis.annotate(
-            plain(f"{rows.loc[entry, 'strategy']}{budget}"),
+            text,
             (rows.loc[entry, "relevant"], value[entry]),
             xytext=(4, 4),
             textcoords="offset points",

@@ -236,20 +236,19 @@ def best(ranking: Ranking, title: str = "") -> Table:
         columns,
         title,
         above=about(ranking.comparison),
-        below=" ".join(filter(None, (against_random(ranking), _variants(ranking, rows)))),
+        below=against_random(ranking),
+        legend=_variants(ranking, rows),
         main=False,
         explained=True,
     )
 
 
-def _variants(ranking: Ranking, rows: Sequence[Row]) -> str:
-    """Return a sentence that names the variants of published methods among the most accurate; "" if there are none."""
+def _variants(ranking: Ranking, rows: Sequence[Row]) -> list[str]:
+    """Return a sentence that names the variants of published methods among the most accurate, if there are any."""
     every = ranking.every
     variants = set(every.loc[every["variant"] == "yes", "strategy"])
     names = [name for name in dict.fromkeys(row["best"] for row in rows) if name in variants]
-    if not names:
-        return ""
-    return plain(f"Not exactly the published method (variant): {', '.join(names)}.", 1000)
+    return [plain(f"Not exactly the published method (variant): {', '.join(names)}.", 1000)] if names else []
 
 
 def _best_at_budgets(ranking: Ranking) -> list[Row]:

@@ -8,6 +8,7 @@ import pytest
 from commands import call
 
 import sparsebench
+from sparsebench.board import picture
 from sparsebench.board.board import gather
 from sparsebench.board.gaps import gaps_over_budgets
 from sparsebench.board.judge import judge
@@ -118,6 +119,22 @@ def test_the_picture_of_gaps_shows_them_over_budgets(board: tuple[pd.DataFrame, 
     ]
     assert lines["oracle"].get_ydata() == pytest.approx([100 * value for value in expected])
     assert len(worst.get_lines()) == len(gap.get_lines())
+
+
+def test_by_default_the_picture_of_gaps_names_the_most_accurate_worst_groups(
+    board: tuple[pd.DataFrame, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture, "NAMED_BY_DEFAULT", 2)
+    gaps = gaps_over_budgets(judge(read(board[1])).rankings[0].every)
+    assert gaps is not None
+    means = {name: points["worst_group_accuracy"].mean() for name, points in gaps.points.groupby("name")}
+    strategies = [name for name in means if name.partition(",")[0] in ("tome", "attn_topk", "patch_variance")]
+    assert len(strategies) > 2
+    legend = draw(gather(board[1]), "gap").axes[-1].get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    best = sorted(strategies, key=lambda name: -means[name])[:2]
+    assert [name for name in labels if name in strategies] == best
 
 
 def test_without_the_chosen_schedule_at_a_budget_the_others_are_no_curve(board: tuple[pd.DataFrame, Path]) -> None:

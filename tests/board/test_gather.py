@@ -60,13 +60,17 @@ def test_a_variant_is_marked_and_a_note_says_how_it_differs(tmp_path: Path, budg
     described(tmp_path, "mine", variant="it skips the second half of the method")
     described(tmp_path, "other")
     sparse = [
-        of_items(name, 0, share, 0.8, revision="abc") | called(name) for name in ("mine", "other") for share in budgets
+        of_items(name, 0, share, accuracy, revision="abc") | called(name)
+        for name, accuracy in (("mine", 0.85), ("other", 0.8))
+        for share in budgets
     ]
     dense = of_items("dense", 0, 1, 0.9, revision="abc") | called("dense")
     board = board_of(describe(pd.DataFrame([dense, *sparse]), tmp_path), tmp_path)
     shown = report(board.judged, board.notes)
     marks = {row["strategy"]: row["variant"] or "" for table in shown.tables for row in table.rows}
     assert marks == {"dense": "", "mine": "yes", "other": ""}
+    (about_the_best,) = shown.tables[0].legend
+    assert "mine" in about_the_best and "other" not in about_the_best
     texts = {form: render(shown, form, Choice(width=60)) for form in ("table", "md", "latex")}
     texts["html"] = page(board).decode()
     for form, text in texts.items():

@@ -195,18 +195,6 @@ class TestRelevance:
         assert rho == pytest.approx(expected)
         assert low is not None and high is not None and -1 <= low <= rho <= high <= 1
 
-    def test_points_beyond_the_numbers_tried_are_in_the_legend_too(self) -> None:
-        records = [
-            *probed("dense", (0.9, 0.92, 0.95), 0.6, 0.25),
-            *probed("good", (0.9, 0.95, 0.95), 0.7, 0.5),
-            *probed("bad", (0.3, 0.4, 0.5), 0.4, 0.2),
-        ]
-        table = frame_of(pd.DataFrame(records))
-        figure = relevance.draw(board_of(table))
-        legend = figure.axes[0].get_legend()
-        assert legend is not None
-        assert [text.get_text() for text in legend.get_texts()] == ["strategy", "dense"]
-
     def test_trials_have_n50(self) -> None:
         records = [
             *trials("dense", "001", "001", "011", selection_precision=0.2),

@@ -13,6 +13,7 @@ from matplotlib.text import Text
 from sparsebench.board import shares, views
 from sparsebench.board.board import Board
 from sparsebench.board.judge import judge
+from sparsebench.board.published import data_of
 from sparsebench.board.tables import render
 from sparsebench.errors import UserError
 from sparsebench.strategy.budget import Budget
@@ -54,6 +55,27 @@ def test_other_settings_of_the_main_task_are_sections_in_tables_and_in_the_csv()
     rows = list(csv.DictReader(io.StringIO(render(report, "csv"))))
     of_mine = {(row["task"], float(row["accuracy"])) for row in rows if row["strategy"] == "mine"}
     assert of_mine == {("composite(foreground=4)", 30 / 40), ("composite(foreground=8)", 26 / 40)}
+
+
+def test_settings_are_in_the_order_of_their_numbers_and_a_page_begins_with_the_main_one() -> None:
+    main = "composite(foreground=8)"
+    several = [
+        *records(8),
+        *(row | {"setting": row["setting"].replace(": 4", ": 12")} for row in records(4)),
+        *records(4),
+        # The main setting is the one with the most strategies.
+        *(
+            row | {"strategy": "third", "cell_id": f"3 {row['cell_id']}"}
+            for row in records(8)
+            if row["strategy"] == "mine"
+        ),
+    ]
+    board = board_of(several)
+    assert board.judged.rankings[0].task == main
+    tasks = ["composite(foreground=4)", main, "composite(foreground=12)"]
+    assert [comparison.task for comparison in board.judged.comparisons] == tasks
+    titles = [setting["title"].partition(", ")[0] for setting in data_of(board)["settings"]]
+    assert titles == [main, *(task for task in tasks if task != main)]
 
 
 def test_tasks_that_train_have_no_sections() -> None:
