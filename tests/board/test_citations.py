@@ -9,12 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import call
+from published_boards import write_part
 
 from sparsebench.board.citations import of_records, once
 from sparsebench.models.vits import Timm
 from sparsebench.tasks.sources.known import SETS
-
-BOARD = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
 
 def keys(entries: list[str]) -> list[str]:
@@ -26,8 +25,9 @@ def records(model: dict[str, object], network: str = "", **task: object) -> pd.D
     return pd.DataFrame({"setting": [setting, setting], "network": [network, network]})
 
 
-def test_the_file_of_a_board_has_sparsebench_methods_and_data_once_each() -> None:
-    made = call("leaderboard", BOARD, "--format", "bibtex")
+def test_the_file_of_a_board_has_sparsebench_methods_and_data_once_each(tmp_path: Path) -> None:
+    board = write_part(tmp_path / "board", ("dense", "attn_topk", "tome"), ["composite", "theory"])
+    made = call("leaderboard", board, "--format", "bibtex")
     assert made.exit_code == 0
     entries = made.stdout.strip().split("\n\n")
     found = keys(entries)

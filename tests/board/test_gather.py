@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from flats import Flat, called, filled, flat, of_items, rows_in
+from published_boards import first_record
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, gather
@@ -26,7 +27,6 @@ from sparsebench.records.record import Part
 from sparsebench.strategy.budget import Budget
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
-QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
 
 def record(strategy: str = "mine", seed: int = 0, **more: Any) -> Flat:
@@ -194,7 +194,7 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
 def test_records_have_the_parts_of_their_labels(tmp_path: Path) -> None:
     part = Part(name="far", params={"layers": [3, 6], "power": 2.5, "mode": "a, power=1", "on": False})
     budget = Budget(macs=0.35, blocks=(1, 2), convention="compound-ceil", schedule="every")
-    one = next(r for r in store.read(QUICK).values() if r.cell.n_train > 0 and r.status == "ok")
+    one = first_record(task="theory", status="ok")
     cell = one.cell.model_copy(update={"strategy": part, "budget": budget, "where": "train", "track": "scratch"})
     changed = {"cell": cell, "cell_id": cell.id, "label": "far(layers=[3, 6], on=False)"}
     (row,) = dicts(read(filled(tmp_path, one.model_copy(update=changed))))
@@ -208,7 +208,7 @@ def test_records_have_the_parts_of_their_labels(tmp_path: Path) -> None:
 def test_a_folder_named_like_shipped_pictures_stays_apart(tmp_path: Path) -> None:
     """A folder that is called as shipped pictures are stays apart from them."""
     name = "folder-0123456789ab"
-    shipped = next(r for r in store.read(QUICK).values() if r.cell.task.name == "composite" and r.status == "ok")
+    shipped = first_record(task="composite", status="ok")
     task = shipped.cell.task.model_copy(update={"params": shipped.cell.task.params | {"images": name}})
     cell = shipped.cell.model_copy(update={"task": task})
     writer = store.Writer(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from sparsebench.records import store, table
+from sparsebench.records.record import Record
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
@@ -15,6 +16,14 @@ def write_part(folder: Path, strategies: Sequence[str], tasks: Sequence[str] = (
     rows = store.rows(PUBLISHED).filter(pc.field("strategy").isin(strategies) & pc.field("task").isin(tasks))
     table.write(folder / "records" / "some.parquet", rows, store.sidecars(PUBLISHED, *store.SIDECARS))
     return folder
+
+
+def first_record(**values: object) -> Record:
+    """Return a record with these values in the columns of its row."""
+    rows = store.rows(PUBLISHED)
+    for name, value in values.items():
+        rows = rows.filter(pc.field(name) == value)
+    return table.record_of(next(iter(table.rows_of(rows.slice(0, 1)))))
 
 
 def write_board(folder: Path) -> None:

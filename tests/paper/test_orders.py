@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from flats import Flat, budgeted, of_items
+from published_boards import write_part
 
 from sparsebench.board.judge import judge
 from sparsebench.board.tables import render
@@ -245,9 +246,9 @@ def test_an_explanation_holds_at_the_budgets_at_which_it_was_measured(tmp_path: 
     assert explained == ["at-0.5"]
 
 
-def test_the_command_takes_folders_of_boards() -> None:
-    folder = str(Path(__file__).resolve().parents[2] / "leaderboard" / "quick")
-    result = run(folder, "--format", "json")
+def test_the_command_takes_folders_of_boards(tmp_path: Path) -> None:
+    folder = write_part(tmp_path / "board", ("dense", "tome", "attn_topk", "random", "random_inside"))
+    result = run(str(folder), "--format", "json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
     assert {row["order"] for row in rows} > {"dora-deit-b", "mame-deit-s"}
