@@ -13,7 +13,7 @@ from sparsebench.board.reading import read
 from sparsebench.board.tables import render
 
 ROOT = Path(__file__).resolve().parents[1]
-BOARDS = ("embedded", "cifar", "cifar-networks", "quick", "tuned")
+BOARDS = ("embedded", "quick", "tuned")
 
 
 def path_of(board: str) -> Path:

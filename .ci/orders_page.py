@@ -14,7 +14,7 @@ from sparsebench.errors import UserError
 from sparsebench.paper import orders
 
 LEADERBOARD = Path(__file__).resolve().parents[1] / "leaderboard"
-NAMES = ("embedded", "vit-s", "detail", "cifar", "tuned")
+NAMES = ("embedded", "vit-s", "detail", "tuned")
 """The published boards of many strategies on pictures, as far as they exist."""
 PAGE = RESULTS / "orders.md"
 

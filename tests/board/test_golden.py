@@ -15,7 +15,7 @@ from sparsebench.board.tables import render
 from sparsebench.board.views import report
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "cifar", "quick")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "quick")]
 
 
 def same(actual: str, golden: str) -> bool:
@@ -26,7 +26,7 @@ def same(actual: str, golden: str) -> bool:
         return actual == golden
 
 
-@pytest.mark.parametrize("name", ["tuned", "cifar-networks", *SLOW])
+@pytest.mark.parametrize("name", ["tuned", *SLOW])
 def test_the_records_give_the_board_that_is_kept(name: str) -> None:
     board = gather(ROOT / "leaderboard" / name)
     content = report(board.judged, board.notes)
