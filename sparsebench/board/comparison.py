@@ -546,7 +546,7 @@ def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
     number = len(comparison.seeds)
     text = f"{number or 'no'} network{'' if number == 1 else 's'} of model {comparison.model}"
     if comparison.is_probe and not comparison.trainings:
-        text = f"one network of model {comparison.model}, {number} repetition{'' if number == 1 else 's'}"
+        text = f"One network of model {comparison.model}, {number} repetition{'' if number == 1 else 's'}"
     return f"{text} ({', '.join(parts)})" if parts else text
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
 
-ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
+ACCURACY, IOU, GAP, SAMPLES = WHAT = ("accuracy", "iou", "gap", "samples")
 """The quantities that pictures show."""
-COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
+COLUMN = {ACCURACY: "accuracy", IOU: "iou", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 GAP_IS = "The gap is the accuracy where the background fits the class minus that where it does not."
 SPEED = "speed"
 """The quantity of `over_speed`."""
@@ -37,6 +37,7 @@ COSTS = {"macs_ratio": "MACs spent, share of dense", "speed_up": "images/s, mult
 """The columns that curves have on the horizontal axis, and its labels."""
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
+    IOU: ("Intersection over union of predicted and true patches, mean over object classes.", "IoU, %"),
     GAP: (
         f"Reduction of the spurious gap. {GAP_IS}",
         "gap of dense minus gap of the strategy, points",

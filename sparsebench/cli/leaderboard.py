@@ -91,10 +91,10 @@ class _Options:
 @click.option(
     "--of",
     "quantity",
-    type=click.Choice(["accuracy", "speed", "gap", "samples", "relevance", "shares"]),
-    help="What the picture shows: accuracy over MACs or over images/s (speed), reduction of the spurious gap, N50 of "
-    "trials, the sample complexity (images to target, or N50) over the share of relevant tokens among those that stay, "
-    "or accuracy over their share in the pictures.  [default: accuracy]",
+    type=click.Choice(["accuracy", "speed", "iou", "gap", "samples", "relevance", "shares"]),
+    help="What the picture shows: accuracy over MACs or over images/s (speed), IoU of predicted patches, reduction of "
+    "the spurious gap, N50 of trials, the sample complexity (images to target, or N50) over the share of relevant "
+    "tokens among those that stay, or accuracy over their share in the pictures.  [default: accuracy]",
 )
 @click.option(
     "--strategies",

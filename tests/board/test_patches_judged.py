@@ -17,6 +17,7 @@ import patches as ways
 import sparsebench
 from sparsebench.board.board import gather
 from sparsebench.board.patches import COLUMNS
+from sparsebench.board.picture import draw
 from sparsebench.board.published import data_of
 from sparsebench.inspection.predictions import NOT_JUDGED, show_predictions
 from sparsebench.measure.patches import patch_labels
@@ -65,6 +66,13 @@ def test_columns_are_means_over_seeds(out: Path, board: pd.DataFrame) -> None:
         means = records.groupby(records["strategy"].astype(str))[column].mean()
         for name in board.index:
             assert board[column][name] == pytest.approx(means[name]), column
+
+
+def test_a_picture_has_iou(out: Path, board: pd.DataFrame) -> None:
+    figure = draw(gather(out), "iou")
+    (axis,) = figure.axes
+    shown = sorted(x for line in axis.lines for x in line.get_xdata() if line.get_label()[0] != "_")
+    assert shown == pytest.approx(sorted(100 * board["iou"].dropna()))
 
 
 def test_a_table_has_them(out: Path, board: pd.DataFrame) -> None:

@@ -178,7 +178,7 @@
     return { ...setting, rows, title: `${setting.title}, at ${lowest} of the MACs` };
   }
 
-  /** Show spurious gap and sample complexity of each task that has them. */
+  /** Show IoU, spurious gap and sample complexity of each task that has them. */
   function showOthers() {
     for (const place of document.querySelectorAll("[data-dots]")) {
       place.hidden = true;
