@@ -26,8 +26,11 @@ sites = pytest.mark.parametrize("site", SITES)
         (vit, "input", ("tokens", "pixels")),
         (vit, "block", ("tokens",)),
         (vit, "attention", ()),
-        *((make, "attention", needs) for make in (ARCHITECTURES | KINDS).values() for needs in (
-            ("tokens", "queries", "keys", "values"), ("attention",))),
+        *(
+            pytest.param(make, "attention", needs, id=f"{name}, {needs[-1]}")
+            for name, make in (ARCHITECTURES | KINDS).items()
+            for needs in (("tokens", "queries", "keys", "values"), ("attention",))
+        ),
     ],
 )  # fmt: skip
 @torch.no_grad()
