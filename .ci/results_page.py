@@ -32,9 +32,14 @@ def row_of(name: str, ranking: Ranking) -> list[str]:
     without_strategy = next(row for row in best if row["best"] == DENSE)
     leaders = {str(row["budget"]): row for row in best if row["best"] != DENSE}
     dense = dense_of(comparison.tested)
-    has_chosen = ranking.rows["budget"].str.contains("auto").any()
+    budgets = ranking.rows["budget"]
+    schedules = "default"
+    if budgets.str.contains("auto").any():
+        schedules = "chosen"
+    elif budgets.str.contains("@").any():
+        schedules = "stated"
     return [
-        f"[{name}]({name}.md), {'chosen' if has_chosen else 'default'}",
+        f"[{name}]({name}.md), {schedules}",
         f"{len(comparison.seeds)}, {int(dense[ITEMS].iloc[0]):,}",
         "-" if math.isnan(comparison.relevant) else f"{comparison.relevant:.0%}",
         text_of(without_strategy, ACCURACY),
