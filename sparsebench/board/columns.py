@@ -462,7 +462,7 @@ def rank_text(low: int, high: int) -> str:
 
 def points(share: float) -> str:
     """Return a difference of fractions in points, with its sign."""
-    text = _percent(share)
+    text = percent(share)
     if not float(text):
         return "0.0"
     return text if share < 0 else f"+{text}"
@@ -505,10 +505,12 @@ def _three_digits(x: float) -> str:
     return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else f"{x:g}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a fraction in percent. Ties are rounded away from zero, as the scripts of pages round them."""
-    percent = Decimal(100 * float(f"{share:.{DIGITS}g}"))
-    return str(percent.quantize(Decimal("0.1"), ROUND_HALF_UP))
+    value = 100 * float(f"{share:.{DIGITS}g}")
+    if not math.isfinite(value):
+        return str(value)
+    return f"{Decimal(value).quantize(Decimal('0.1'), ROUND_HALF_UP):f}"
 
 
 FORMS: dict[Shown, str | Callable[[float], str]] = {
@@ -519,8 +521,8 @@ FORMS: dict[Shown, str | Callable[[float], str]] = {
     "p": ".2g",
     "times": ".2f",
     "points": points,
-    "percent": _percent,
-    "spent": _percent,
+    "percent": percent,
+    "spent": percent,
     "giga": lambda x: _three_digits(x / 1e9),
     "mega": lambda x: _three_digits(x / 1e6),
 }

@@ -349,8 +349,8 @@ def comparisons_of(frame: pd.DataFrame) -> list[Comparison]:
 
 
 def _with_padding(text: str) -> str:
-    """Return a text with zeros before its whole numbers, so that 56 is before 168."""
-    return re.sub(r"\d+", lambda digits: digits[0].zfill(20), text)
+    """Return a text with zeros before its numbers, so that 56 is before 168. Digits after a point stay as they are."""
+    return re.sub(r"(?<![\d.])\d+", lambda digits: digits[0].zfill(20), text)
 
 
 def _with_equal_parameters(frame: pd.DataFrame) -> Iterator[Comparison]:
@@ -544,7 +544,7 @@ def _about_networks(comparison: Comparison, dense: pd.DataFrame) -> str:
     if comparison.networks:
         parts.append(few(sorted(comparison.networks.values()), MOST_NETWORKS_NAMED))
     number = len(comparison.seeds)
-    text = f"{number or 'no'} network{'' if number == 1 else 's'} of model {comparison.model}"
+    text = f"{number or 'No'} network{'' if number == 1 else 's'} of model {comparison.model}"
     if comparison.is_probe and not comparison.trainings:
         text = f"One network of model {comparison.model}, {number} repetition{'' if number == 1 else 's'}"
     return f"{text} ({', '.join(parts)})" if parts else text

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sparsebench.board.columns import BY_KEY, Column, Row, accuracy_at, interval_row
+from sparsebench.board.columns import points as in_points
 from sparsebench.board.comparison import Comparison, beside_chosen, is_stated
 from sparsebench.board.over_budgets import names_of_curves
 from sparsebench.board.ranks import in_order
@@ -76,7 +77,7 @@ def _ranges(points: pd.DataFrame, stated: pd.DataFrame) -> dict[tuple[str, float
             values += others.loc[same_owner & (others["asked"] == chosen.asked), "aligned_gap_reduction"].tolist()
         has_stated = ((stated["strategy"] == chosen.strategy) & (stated["asked"] == chosen.asked)).any()
         if has_stated:
-            ranges[chosen.name, chosen.asked] = f"{100 * min(values):+.1f} to {100 * max(values):+.1f}"
+            ranges[chosen.name, chosen.asked] = f"{in_points(min(values))} to {in_points(max(values))}"
     return ranges
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_KEY, RANK_ENDS, Column, over_budget
+from sparsebench.board.columns import BY_KEY, RANK_ENDS, Column, over_budget, percent
 from sparsebench.board.comparison import about
 from sparsebench.board.gaps import Gaps, gaps_over_budgets
 from sparsebench.board.over_budgets import Curves, points_of
@@ -127,7 +127,7 @@ def draw(
             over_budgets = _accuracy_curves(ranking.every, ranking.curves, header, strategies, width, board.third_party)
         elif quantity == GAP:
             gaps = gaps_over_budgets(ranking.every)
-            over_budgets = None if gaps is None else gap_curves(gaps, header, strategies, width)
+            over_budgets = None if gaps is None else gap_curves(gaps, header, strategies, width, board.third_party)
         if over_budgets is not None:
             return over_budgets
         # One row for each strategy, at the budget nearest to one half; without curves all rows are drawn.
@@ -236,7 +236,7 @@ def curves(
     bottom = _bottom(named)
 
     notes = [
-        f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy.",
+        f"Dense: {percent(over.rows.loc[DENSE, 'accuracy'])} % accuracy.",
         "Bars: 95 % intervals of differences. The vertical axis is stretched near dense.",
     ]
     notes += _notes_on_others(others, bottom)
@@ -257,7 +257,9 @@ def curves(
     return figure
 
 
-def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "two") -> Figure:
+def gap_curves(
+    gaps: Gaps, title: str, strategies: Sequence[str] = (), width: str = "two", third_party: Collection[str] = ()
+) -> Figure:
     """Return the picture of the accuracy of the worst group and of the spurious gap, over realised MACs.
 
     It names the strategies and the references. All other lines are thin and grey.
@@ -265,17 +267,21 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     Args:
         gaps: the gaps over budgets.
         title: description of data, networks and track.
-        strategies: the strategies to name; by default those with the most accurate worst group, mean over budgets.
+        strategies: the strategies to name; by default those with the most accurate worst group, mean over budgets, and
+            those that do not come with sparsebench.
         width: "one" or "two" columns of a paper.
+        third_party: strategies that do not come with sparsebench.
 
     Raises:
         UserError: a strategy has no gap, or there are too many.
     """
     lines = {str(name): points for name, points in gaps.points.groupby("name") if name != DENSE}
     dense = gaps.points[gaps.points["name"] == DENSE]
-    chosen = [name for name in dict.fromkeys(strategies) if name != DENSE] or _best_of_worst_group(gaps)
+    chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
     _check(chosen, lines)
     check_number(chosen)
+    if not strategies:
+        chosen = _best_of_worst_group(gaps, third_party)
     looks = looks_of(lines, chosen)
     others = [name for name in lines if name not in looks]
 
@@ -284,8 +290,9 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
         notes.append("Bars of the gap: 95 % intervals.")
     if others:
         notes.append("Grey: all others.")
-    if not strategies:
-        notes.append("In colour: those with the most accurate worst group, mean over budgets.")
+    if not strategies and chosen:
+        theirs = ", and what does not come with sparsebench" if gaps.points["strategy"].isin(third_party).any() else ""
+        notes.append(f"In colour: those with the most accurate worst group, mean over budgets{theirs}.")
     notes += notes_on_references(looks, width)
     columns = 4 if width == "two" else 2
     legend_height = 0.2 * max(1, math.ceil(len(looks) / columns))
@@ -307,8 +314,11 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
             axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(axis="y")
         places["legend"].axis("off")
+        handles, names = places["worst"].get_legend_handles_labels()
+        short = short_names(names, style.LETTERS["one"])
         legend = places["legend"].legend(
-            *places["worst"].get_legend_handles_labels(),
+            handles,
+            [short[name] for name in names],
             loc="center left",
             ncols=columns,
             handlelength=3,
@@ -319,15 +329,18 @@ def gap_curves(gaps: Gaps, title: str, strategies: Sequence[str], width: str = "
     return figure
 
 
-def _best_of_worst_group(gaps: Gaps) -> list[str]:
-    """Return the strategies with the most accurate worst group, mean over budgets; baselines and oracles are left out.
+def _best_of_worst_group(gaps: Gaps, third_party: Collection[str]) -> list[str]:
+    """Return the strategies with the most accurate worst group, mean over budgets, and the best third-party ones.
 
-    Strategies without a point at some budget are left out too.
+    Baselines, oracles and strategies without a point at some budget are left out.
     """
     points = gaps.points[gaps.points["kind"] == "deployable"]
     of_strategies = points.groupby("name")["worst_group_accuracy"].agg(["mean", "size"])
     complete = of_strategies[of_strategies["size"] == len(gaps.budgets)]
-    return complete["mean"].nlargest(NAMED_BY_DEFAULT).index.tolist()
+    order = complete["mean"].sort_values(ascending=False, kind="stable").index.tolist()
+    theirs = set(points.loc[points["strategy"].isin(third_party), "name"])
+    best_theirs = [name for name in order if name in theirs][:NAMED_BY_DEFAULT]
+    return list(dict.fromkeys([*order[:NAMED_BY_DEFAULT], *best_theirs]))
 
 
 def _plot_gap(axis: Axes, name: str, points: pd.DataFrame, key: str, look: style.Series | None) -> None:

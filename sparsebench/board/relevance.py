@@ -66,8 +66,8 @@ def _points(ranking: Ranking) -> Points | None:
     key = next((key for key in QUANTITIES if key in ranking.every and ranking.every[key].notna().any()), None)
     if key is None:
         return None
-    rows = ranking.every[["strategy", "asked", "kind", key, f"{key}_low", f"{key}_high"]]
-    rows.columns = pd.Index(["strategy", "asked", "kind", "value", "low", "high"])
+    rows = ranking.every[["strategy", "budget", "asked", "kind", key, f"{key}_low", f"{key}_high"]]
+    rows.columns = pd.Index(["strategy", "budget", "asked", "kind", "value", "low", "high"])
     relevant = over_seeds(comparison.tested, {"selection_precision": "mean"})["selection_precision"]
     rows = rows.assign(relevant=relevant).astype({"value": float, "low": float, "high": float})
     rows = rows[rows["value"].notna() & rows["relevant"].notna()]
@@ -191,15 +191,16 @@ def _set_texts(axis: Axes, points: Points, value: pd.Series, named: Sequence[str
     rows = points.rows
     texts = set()
     for entry in rows.index[rows["strategy"].isin(named)]:
-        asked = rows.loc[entry, "asked"]
-        budget = f" {asked:g}" if asked < 1 else ""  # dense has none
-        text = plain(f"{rows.loc[entry, 'strategy']}{budget}")
-        # Several schedules at one budget, which are near each other, have one text.
+        strategy, asked, budget = rows.loc[entry, ["strategy", "asked", "budget"]]
+        text = strategy
+        if strategy != DENSE:
+            text += f" {budget}" if math.isnan(asked) else f" {asked:g}"
+        # Several schedules at one budget have one text.
         if text in texts:
             continue
         texts.add(text)
         axis.annotate(
-            text,
+            plain(text),
             (rows.loc[entry, "relevant"], value[entry]),
             xytext=(4, 4),
             textcoords="offset points",

@@ -91,8 +91,8 @@ BEST = (
         "equal",
         "statistically tied with it",
         "text",
-        "others at this budget that none is significantly better than, without baselines, the most accurate first; "
-        "corrected for all pairs of rows",
+        "other strategies at this budget that none is significantly better than, the most accurate first; baselines "
+        "are left out; corrected for all pairs of rows",
     ),
 )
 """Columns of the table of the best strategies at each budget."""

@@ -195,6 +195,16 @@ class TestRelevance:
         assert rho == pytest.approx(expected)
         assert low is not None and high is not None and -1 <= low <= rho <= high <= 1
 
+    def test_a_named_strategy_has_one_text_for_each_budget(self) -> None:
+        records = [
+            *probed("dense", (0.9, 0.92, 0.95), 0.6, 0.25),
+            *probed("good", (0.9, 0.95, 0.95), 0.7, 0.5),
+        ]
+        figure = relevance.draw(board_of(frame_of(pd.DataFrame(records))), ["good"])
+        texts = [text.get_text() for text in figure.axes[0].texts]
+        assert len(texts) == 2 and texts.count("dense") == 1
+        assert any(text.startswith("good ") for text in texts)
+
     def test_trials_have_n50(self) -> None:
         records = [
             *trials("dense", "001", "001", "011", selection_precision=0.2),

@@ -78,6 +78,13 @@ def test_settings_are_in_the_order_of_their_numbers_and_a_page_begins_with_the_m
     assert titles == [main, *(task for task in tasks if task != main)]
 
 
+def test_settings_are_sorted_by_whole_numbers_and_by_fractions() -> None:
+    values = ("56", "168", "0.5", "0.25", "84", "1.0")
+    several = [row | {"setting": row["setting"].replace(": 4", f": {value}")} for value in values for row in records(4)]
+    tasks = [comparison.task for comparison in judge(several).comparisons]
+    assert tasks == [f"composite(foreground={value})" for value in ("0.25", "0.5", "1.0", "56", "84", "168")]
+
+
 def test_tasks_that_train_have_no_sections() -> None:
     assert not judge(records(4, 8, track="scratch")).sections
 
