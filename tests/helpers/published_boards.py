@@ -28,8 +28,10 @@ def first_record(**values: object) -> Record:
 
 def write_board(folder: Path) -> None:
     """Write two sealed files of records of one task, and what describes them."""
+    some = ("attn_topk", "tome", "noise", "random", "random_inside", "oracle", "anti_oracle")
     rows = store.rows(PUBLISHED)
     rows = rows.filter((pc.field("task") == "composite") & (pc.field("macs_ratio_asked") == 0.5))
+    rows = rows.filter(pc.field("strategy").isin(some))
     beside = store.sidecars(PUBLISHED, *store.SIDECARS)
     for name, part in (("first", rows[:12]), ("second", rows[12:24])):
         table.write(folder / "records" / f"{name}.parquet", part, beside)
