@@ -13,7 +13,7 @@ from sparsebench.board.reading import DENSE, dense_of, read
 from sparsebench.records.table import ITEMS
 
 LEADERBOARD = Path(__file__).resolve().parents[1] / "leaderboard"
-NAMES = ("vit-s", "embedded", "detail", "tuned", "quick")
+NAMES = ("vit-s", "vit-s-three", "embedded", "detail", "tuned", "quick")
 BUDGETS = ("0.5", "0.3")
 ACCURACY = BY_KEY["accuracy"]._replace(interval=False)
 HEADINGS = ["board, schedules", "networks, images", "relevant tokens", "dense, %"]

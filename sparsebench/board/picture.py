@@ -283,50 +283,61 @@ def gap_curves(
     if not strategies:
         chosen = _best_of_worst_group(gaps, third_party)
     looks = looks_of(lines, chosen)
-    others = [name for name in lines if name not in looks]
+    curves_of = {name: pd.concat([dense, points]) for name, points in lines.items()}
 
-    notes = [f"{GAP_IS} A small gap is good only if the worst group is accurate."]
-    if "aligned_gap_low" in gaps.points:
-        notes.append("Bars of the gap: 95 % intervals.")
-    if others:
-        notes.append("Grey: all others.")
+    notes = _notes_on_gaps(gaps, has_others=len(looks) < len(lines))
     if not strategies and chosen:
         theirs = ", and what does not come with sparsebench" if gaps.points["strategy"].isin(third_party).any() else ""
         notes.append(f"In colour: those with the most accurate worst group, mean over budgets{theirs}.")
     notes += notes_on_references(looks, width)
-    columns = 4 if width == "two" else 2
-    legend_height = 0.2 * max(1, math.ceil(len(looks) / columns))
-    heights = [style.HEIGHTS[width], legend_height]
+
+    n_columns = 4 if width == "two" else 2
+    # The legend has a place of its own: within a chart it would hide lines, which go everywhere.
+    heights = [style.HEIGHTS[width], 0.2 * max(1, math.ceil(len(looks) / n_columns))]
     with sheet(width):
         figure = new_figure(width, sum(heights), title, " ".join(notes))
-        # The legend has a place of its own: within a chart it would hide lines, which go everywhere.
         places = figure.subplot_mosaic([["worst", "gap"], ["legend", "legend"]], height_ratios=heights)
-        charts = {
-            "worst_group_accuracy": (places["worst"], "accuracy of the worst group, %"),
-            "aligned_gap": (places["gap"], "spurious gap, points"),
-        }
-        for key, (axis, label) in charts.items():
-            for name in [*others, *looks]:
-                _plot_gap(axis, name, pd.concat([dense, lines[name]]), key, looks.get(name))
-            axis.set_ylabel(label)
+        _draw_gaps(places["worst"], "worst_group_accuracy", curves_of, looks)
+        _draw_gaps(places["gap"], "aligned_gap", curves_of, looks)
+        places["worst"].set_ylabel("accuracy of the worst group, %")
+        places["gap"].set_ylabel("spurious gap, points")
+        for axis in (places["worst"], places["gap"]):
             axis.set_xlabel("MACs spent, share of dense" if width == "two" else "MACs, share of dense")
-            axis.set_xlim(1, gaps.points["macs_ratio_with_gap"].min() - 0.02)
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.grid(axis="y")
-        places["legend"].axis("off")
-        handles, names = places["worst"].get_legend_handles_labels()
-        short = short_names(names, style.LETTERS["one"])
-        legend = places["legend"].legend(
-            handles,
-            [short[name] for name in names],
-            loc="center left",
-            ncols=columns,
-            handlelength=3,
-            columnspacing=1.2,
-            borderpad=0,
-        )
-        legend.set_in_layout(False)  # it is wider than the charts, which would become narrower
+        _add_legend(places["legend"], places["worst"], n_columns)
     return figure
+
+
+def _notes_on_gaps(gaps: Gaps, *, has_others: bool) -> list[str]:
+    """Return sentences on what a picture of gaps shows, with or without grey lines."""
+    notes = [f"{GAP_IS} A small gap is good only if the worst group is accurate."]
+    if "aligned_gap_low" in gaps.points:
+        notes.append("Bars of the gap: 95 % intervals.")
+    if has_others:
+        notes.append("Grey: all others.")
+    return notes
+
+
+def _draw_gaps(axis: Axes, key: str, curves_of: Mapping[str, pd.DataFrame], looks: Mapping[str, style.Series]) -> None:
+    """Draw one quantity of all strategies over MACs, those with a look above the others."""
+    others = [name for name in curves_of if name not in looks]
+    for name in [*others, *looks]:
+        _plot_gap(axis, name, curves_of[name], key, looks.get(name))
+    least = min(points["macs_ratio_with_gap"].min() for points in curves_of.values())
+    axis.set_xlim(1, least - 0.02)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.grid(axis="y")
+
+
+def _add_legend(place: Axes, chart: Axes, n_columns: int) -> None:
+    """Write the legend of a chart into a place without axes."""
+    place.axis("off")
+    handles, names = chart.get_legend_handles_labels()
+    short = short_names(names, style.LETTERS["one"])
+    labels = [short[name] for name in names]
+    legend = place.legend(
+        handles, labels, loc="center left", ncols=n_columns, handlelength=3, columnspacing=1.2, borderpad=0
+    )
+    legend.set_in_layout(False)  # it is wider than the charts, which would become narrower
 
 
 def _best_of_worst_group(gaps: Gaps, third_party: Collection[str]) -> list[str]:
