@@ -66,6 +66,8 @@ BELOW = 4
 """The axis leaves out `random` if it loses more than this many times the largest loss of the other named strategies."""
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
+LEGEND_COLUMNS = {"one": 2, "two": 4}
+"""Columns of a legend below charts, by width."""
 TICKS = (0, *(sign * tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) for sign in (1, -1)))
 LOOK_OF_KIND = {
     "deployable": ("strategy", style.COLOURS[0], "o"),
@@ -291,19 +293,15 @@ def gap_curves(
         notes.append(f"In colour: those with the most accurate worst group, mean over budgets{theirs}.")
     notes += notes_on_references(looks, width)
 
-    n_columns = 4 if width == "two" else 2
-    # The legend has a place of its own: within a chart it would hide lines, which go everywhere.
-    heights = [style.HEIGHTS[width], 0.2 * max(1, math.ceil(len(looks) / n_columns))]
     with sheet(width):
-        figure = new_figure(width, sum(heights), title, " ".join(notes))
-        places = figure.subplot_mosaic([["worst", "gap"], ["legend", "legend"]], height_ratios=heights)
-        _draw_gaps(places["worst"], "worst_group_accuracy", curves_of, looks)
-        _draw_gaps(places["gap"], "aligned_gap", curves_of, looks)
-        places["worst"].set_ylabel("accuracy of the worst group, %")
-        places["gap"].set_ylabel("spurious gap, points")
-        for axis in (places["worst"], places["gap"]):
+        figure, (worst, gap), legend = new_charts(2, len(looks), width, title, " ".join(notes))
+        _draw_gaps(worst, "worst_group_accuracy", curves_of, looks)
+        _draw_gaps(gap, "aligned_gap", curves_of, looks)
+        worst.set_ylabel("accuracy of the worst group, %")
+        gap.set_ylabel("spurious gap, points")
+        for axis in (worst, gap):
             axis.set_xlabel("MACs spent, share of dense" if width == "two" else "MACs, share of dense")
-        _add_legend(places["legend"], places["worst"], n_columns)
+        add_legend(legend, worst, width)
     return figure
 
 
@@ -326,18 +324,6 @@ def _draw_gaps(axis: Axes, key: str, curves_of: Mapping[str, pd.DataFrame], look
     axis.set_xlim(1, least - 0.02)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.grid(axis="y")
-
-
-def _add_legend(place: Axes, chart: Axes, n_columns: int) -> None:
-    """Write the legend of a chart into a place without axes."""
-    place.axis("off")
-    handles, names = chart.get_legend_handles_labels()
-    short = short_names(names, style.LETTERS["one"])
-    labels = [short[name] for name in names]
-    legend = place.legend(
-        handles, labels, loc="center left", ncols=n_columns, handlelength=3, columnspacing=1.2, borderpad=0
-    )
-    legend.set_in_layout(False)  # it is wider than the charts, which would become narrower
 
 
 def _best_of_worst_group(gaps: Gaps, third_party: Collection[str]) -> list[str]:
@@ -596,6 +582,34 @@ def new_figure(width: str, high: float, title: str, notes: str) -> Figure:
             room += 1.4 * float(text.get_fontsize()) / 72 * (1 + text.get_text().count("\n"))
     figure.set_figheight(high + room)
     return figure
+
+
+def new_charts(n: int, n_names: int, width: str, title: str, notes: str) -> tuple[Figure, list[Axes], Axes]:
+    """Return a figure as `new_figure`, with n charts beside each other, and a place below them for a legend of n_names.
+
+    Within a chart a legend would hide lines, which go everywhere.
+    """
+    heights = [style.HEIGHTS[width], 0.2 * max(1, math.ceil(n_names / LEGEND_COLUMNS[width]))]
+    figure = new_figure(width, sum(heights), title, notes)
+    grid = figure.add_gridspec(2, n, height_ratios=heights)
+    return figure, [figure.add_subplot(grid[0, k]) for k in range(n)], figure.add_subplot(grid[1, :])
+
+
+def add_legend(place: Axes, chart: Axes, width: str) -> None:
+    """Write the legend of a chart into the place of `new_charts`."""
+    place.axis("off")
+    handles, names = chart.get_legend_handles_labels()
+    short = short_names(names, style.LETTERS["one"])
+    legend = place.legend(
+        handles,
+        [short[name] for name in names],
+        loc="center left",
+        ncols=LEGEND_COLUMNS[width],
+        handlelength=3,
+        columnspacing=1.2,
+        borderpad=0,
+    )
+    legend.set_in_layout(False)  # it is wider than the charts, which would become narrower
 
 
 def _lines(rows: pd.DataFrame, over: Curves, cost: str = "macs_ratio") -> dict[str, _Line]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from sparsebench.board.board import Board
@@ -22,10 +21,11 @@ from sparsebench.board.over_budgets import Curves, middle_of
 from sparsebench.board.picture import (
     LINEAR,
     REFERENCES,
+    add_legend,
     check_number,
     fit,
     looks_of,
-    new_figure,
+    new_charts,
     notes_on_references,
     sheet,
 )
@@ -94,20 +94,26 @@ def draw(board: Board, strategies: Sequence[str] = (), width: str = "two", title
     if title is None:
         main = sections[0].ranking.comparison
         title = about(replace(main, task=main.source), with_share=False) if width == "two" else ""
-    notes = ["Bars: 95 % intervals of differences to dense. The vertical axis is stretched near dense."]
+    notes = [
+        "Bars: 95 % intervals of differences to dense.",
+        "The horizontal axis is logarithmic, the vertical one is stretched near dense.",
+    ]
     if not strategies:
         notes.append("In colour: the most accurate at one of the shares and budgets.")
     notes += notes_on_references(looks, width)
 
     with sheet(width):
-        figure = new_figure(width, style.HEIGHTS[width], title, " ".join(notes))
-        axes = np.atleast_1d(figure.subplots(1, len(budgets), sharey=True))
+        figure, axes, legend = new_charts(len(budgets), len(looks), width, title, " ".join(notes))
+        for axis in axes[1:]:
+            axis.sharey(axes[0])
+            axis.tick_params(labelleft=False)
         for axis, budget in zip(axes, budgets, strict=True):
             _draw_chart(axis, drawn[drawn["asked"] == budget], looks)
             axis.set_title(f"{budget:g} of the MACs", fontsize="medium")
+            axis.set_xlabel("share of relevant tokens" if width == "two" else "relevant tokens")
         fit(axes[0], min(-0.5, drawn["low"].min()), max(0.2, drawn["high"].max()))
         axes[0].set_ylabel("accuracy against dense, points")
-        axes[-1].legend(loc="best", ncols=1 + len(looks) // 6, handlelength=2.2, columnspacing=1)
+        add_legend(legend, axes[0], width)
     return figure
 
 
@@ -129,16 +135,18 @@ def _budgets(sections: Sequence[Section]) -> list[float]:
 
 
 def _points(sections: Sequence[Section]) -> pd.DataFrame:
-    """Return a row for each strategy, budget and share: curve, asked, kind, accuracy, value, low, high, share.
+    """Return a row for each strategy, budget and share: curve, asked, kind, accuracy, share, is_ranked, value, low, high.
 
-    Values are in points. Rows over their budget are left out, and dense is.
+    The last three are in points. Rows over their budget are left out, and dense is.
     """
     parts = []
     for section in sections:
         rows = section.ranking.every
         rows = rows[rows["curve"].notna() & rows["accuracy_delta"].notna() & (rows["curve"] != DENSE)]
         rows = rows[~over_budget(rows)]
-        points = rows[["curve", "asked", "kind", "accuracy"]].assign(share=section.share)
+        points = rows[["curve", "asked", "kind", "accuracy"]].assign(
+            share=section.share, is_ranked=rows["rank_low"].notna()
+        )
         for name, key in zip(("value", "low", "high"), BY_KEY["accuracy_delta"].keys, strict=True):
             points[name] = 100 * rows[key].fillna(rows["accuracy_delta"]).astype(float)
         parts.append(points)
@@ -146,8 +154,10 @@ def _points(sections: Sequence[Section]) -> pd.DataFrame:
 
 
 def _most_accurate(points: pd.DataFrame) -> list[str]:
-    """Return the strategies that are the most accurate at a share and a budget."""
+    """Return the strategies that are the most accurate at a share and a budget; those with ranks, if any has one."""
     candidates = points[points["kind"] == "deployable"]
+    if candidates["is_ranked"].any():
+        candidates = candidates[candidates["is_ranked"]]
     first = candidates.sort_values(["accuracy", "curve"], ascending=[False, True]).drop_duplicates(["share", "asked"])
     return sorted(first["curve"].unique())
 
@@ -166,5 +176,4 @@ def _draw_chart(axis: Axes, points: pd.DataFrame, looks: dict[str, style.Series]
     shares = sorted(points["share"].unique())
     axis.set_xticks(shares, [f"{100 * share:.{0 if share >= 0.1 else 1}f} %" for share in shares])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel("share of relevant tokens in the pictures")
     axis.grid(axis="y")
