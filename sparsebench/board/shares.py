@@ -135,9 +135,10 @@ def _budgets(sections: Sequence[Section]) -> list[float]:
 
 
 def _points(sections: Sequence[Section]) -> pd.DataFrame:
-    """Return a row for each strategy, budget and share: curve, asked, kind, accuracy, share, is_ranked, value, low, high.
+    """Return a row for each strategy, budget and share.
 
-    The last three are in points. Rows over their budget are left out, and dense is.
+    The columns are curve, asked, kind, accuracy, share, is_ranked, and in points value, low and high. Rows over their
+    budget are left out, and dense is.
     """
     parts = []
     for section in sections:

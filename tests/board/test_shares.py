@@ -103,6 +103,17 @@ def test_the_picture_has_each_strategy_at_each_share_against_dense() -> None:
     assert "network" in data and "%" not in data
 
 
+def test_by_default_it_names_no_strategy_without_a_rank() -> None:
+    """A cell of the most accurate strategy failed, so it has no rank."""
+    flats = [row | {"accuracy": 0.9} if row["strategy"] == "mine" else row for row in records(4, 8)]
+    failed = next(row for row in flats if row["strategy"] == "mine") | {"status": "failed", "cell_id": "another"}
+    (names, names_after) = (
+        {text.get_text() for text in shares.draw(board_of(rows)).axes[-1].get_legend().get_texts()}
+        for rows in (flats, [*flats, failed])
+    )
+    assert names - names_after == {"mine"}
+
+
 def test_a_board_with_one_share_has_no_such_picture() -> None:
     with pytest.raises(UserError, match="two shares"):
         shares.draw(board_of(records(4)))
