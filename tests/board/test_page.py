@@ -16,6 +16,7 @@ import pytest
 from page_boards import HOSTILE, board_of, over_budgets, row, single
 
 from sparsebench.board.board import Board
+from sparsebench.board.columns import BY_KEY
 from sparsebench.board.judge import Leaderboard
 from sparsebench.board.published import page as render
 
@@ -140,7 +141,7 @@ def test_hover_shows_numbers_with_intervals_and_a_click_names_the_line(opened: O
     mark = page.locator("#plot g path.mark").last.bounding_box()
     page.mouse.move(mark["x"] + 3, mark["y"] + 3)
     tip = page.locator("#tip").inner_text()
-    assert tip.startswith("two") and "[" in tip and "random tokens" in tip
+    assert tip.startswith("two") and "[" in tip and BY_KEY["random_delta"].heading in tip
     page.mouse.click(mark["x"] + 3, mark["y"] + 3)
     assert named(page) == []
     page.mouse.click(mark["x"] + 3, mark["y"] + 3)
