@@ -289,7 +289,7 @@ def gap_curves(
 
     notes = _notes_on_gaps(gaps, has_others=len(looks) < len(lines))
     if not strategies and chosen:
-        theirs = ", and what does not come with sparsebench" if gaps.points["strategy"].isin(third_party).any() else ""
+        theirs = _third_party_too(gaps.points, third_party)
         notes.append(f"In colour: those with the most accurate worst group, mean over budgets{theirs}.")
     notes += notes_on_references(looks, width)
 
@@ -442,9 +442,14 @@ def _most_accurate(rows: pd.DataFrame, over: Curves, names: Sequence[str]) -> li
     return of_budgets.idxmax().tolist()
 
 
+def _third_party_too(rows: pd.DataFrame, third_party: Collection[str]) -> str:
+    """Return the end of a sentence on named strategies, if third-party ones are named too; "" if there are none."""
+    return ", and what does not come with sparsebench" if rows["strategy"].isin(third_party).any() else ""
+
+
 def named_by_default(rows: pd.DataFrame, third_party: Collection[str]) -> str:
     """Return which strategies `main_strategies` names."""
-    others = ", and what does not come with sparsebench" if rows["strategy"].isin(third_party).any() else ""
+    others = _third_party_too(rows, third_party)
     return f"the most accurate at each budget{',' if others else ' and'} the best-ranked others{others}"
 
 

@@ -128,7 +128,7 @@ def test_by_default_the_picture_of_gaps_names_the_most_accurate_worst_groups(
     monkeypatch.setattr(picture, "NAMED_BY_DEFAULT", 2)
     gaps = gaps_over_budgets(judge(read(board[1])).rankings[0].every)
     assert gaps is not None
-    means = {name: points["worst_group_accuracy"].mean() for name, points in gaps.points.groupby("name")}
+    means = gaps.points.groupby("name")["worst_group_accuracy"].mean().to_dict()
     strategies = [name for name in means if name.partition(",")[0] in ("tome", "attn_topk", "patch_variance")]
     assert len(strategies) > 2
     legend = draw(gather(board[1]), "gap").axes[-1].get_legend()
